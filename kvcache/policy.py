@@ -1,0 +1,267 @@
+"""A policy (z, r, pi, delta), its one evaluation, and what a solver returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from kvcache.instance import Instance
+
+__all__ = ["Evaluation", "Policy", "Solution", "evaluate"]
+
+Floats = NDArray[np.float64]
+
+# Relative slack within which a constraint counts as met.
+FEASIBILITY_TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Policy:
+    """What the online side executes: nothing here depends on a realised output length.
+
+    Parameters
+    ----------
+    groups : (K,) int, z_k: serving groups per configuration.
+    reservations : (I,) r_i = L_in + eta_i, tokens reserved for a request of each class.
+    routing : (I, K) pi_ik, share of class i sent to configuration k; what is missing to one is rejected.
+    prefix_cache : (I, K) bool, delta_ik: the shared prefix of i is kept on every group of k.
+    class_names, config_names : labels, in the order of the axes.
+    """
+
+    groups: NDArray[np.int64]
+    reservations: Floats
+    routing: Floats
+    prefix_cache: NDArray[np.bool_]
+    class_names: tuple[str, ...] = ()
+    config_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        groups = np.asarray(self.groups)
+        if np.any(groups != np.round(groups)) or np.any(groups < 0):
+            raise ValueError(f"groups: {groups.tolist()}; expected whole numbers >= 0")
+        routing = np.asarray(self.routing, dtype=float)
+        reservations = np.asarray(self.reservations, dtype=float)
+        shape = (reservations.size, groups.size)
+        if routing.shape != shape or np.shape(self.prefix_cache) != shape:
+            raise ValueError(
+                f"routing has shape {routing.shape}, prefix_cache {np.shape(self.prefix_cache)}; expected {shape}"
+            )
+        if not (np.all(np.isfinite(routing)) and np.all(np.isfinite(reservations))):
+            raise ValueError("routing and reservations must be finite")
+        for name, value in (
+            ("groups", np.round(groups).astype(np.int64)),
+            ("reservations", reservations.copy()),
+            ("routing", routing.copy()),
+            ("prefix_cache", np.array(self.prefix_cache, dtype=bool)),
+        ):
+            value.flags.writeable = False
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "class_names", tuple(self.class_names))
+        object.__setattr__(self, "config_names", tuple(self.config_names))
+        # Cumulative shares make routing one uniform number and one search per request.
+        object.__setattr__(self, "_cumulative", np.cumsum(routing, axis=1))
+
+    @classmethod
+    def of(
+        cls,
+        instance: Instance,
+        groups: ArrayLike,
+        eta: ArrayLike,
+        routing: ArrayLike,
+        prefix_cache: ArrayLike,
+    ) -> Policy:
+        """From output reservations eta (tokens), with the instance's labels.
+
+        Prefix caching on a configuration without groups means nothing and is dropped.
+        """
+        groups = np.asarray(groups)
+        return cls(
+            groups=groups,
+            reservations=instance.input_tokens + np.asarray(eta, dtype=float),
+            routing=routing,
+            prefix_cache=np.asarray(prefix_cache, dtype=bool) & (groups > 0)[None, :],
+            class_names=tuple(c.name for c in instance.classes),
+            config_names=tuple(k.name for k in instance.configs),
+        )
+
+    @property
+    def admission(self) -> Floats:
+        """(I,) a_i, the admitted share of each class."""
+        return self.routing.sum(axis=1)
+
+    def _index(self, request_class: int | str) -> int:
+        if isinstance(request_class, str):
+            try:
+                return self.class_names.index(request_class)
+            except ValueError:
+                raise KeyError(
+                    f"class {request_class!r}; this policy knows {list(self.class_names)}"
+                ) from None
+        return int(request_class)
+
+    def reservation(self, request_class: int | str | NDArray) -> float | Floats:
+        """r_i in tokens for a class (index or name), or for an array of class indices. O(1) per request."""
+        if isinstance(request_class, np.ndarray):
+            return self.reservations[request_class]
+        return float(self.reservations[self._index(request_class)])
+
+    def route(self, request_class: int | str | NDArray, rng: np.random.Generator) -> int | NDArray[np.int64]:
+        """The configuration that serves a request, or -1 to reject it. O(K) compare, no allocation per class.
+
+        ``request_class`` is an index, a name, or an array of indices (one draw per entry).
+        """
+        if isinstance(request_class, np.ndarray):
+            draws = rng.random(request_class.size)
+            chosen = np.empty(request_class.size, dtype=np.int64)
+            for i, cumulative in enumerate(self._cumulative):
+                mine = request_class == i
+                chosen[mine] = np.searchsorted(cumulative, draws[mine], side="right")
+        else:
+            chosen = np.searchsorted(self._cumulative[self._index(request_class)], rng.random(), side="right")
+        chosen = np.where(chosen == self.groups.size, -1, chosen)
+        return chosen if isinstance(request_class, np.ndarray) else int(chosen)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """The objective (6a) by term and the slack of every constraint; see :func:`evaluate`."""
+
+    terms: Mapping[str, float]
+    slacks: Mapping[str, Floats]
+    utilisation: Floats
+    waits: Floats
+    tardiness: Floats
+    worst_case: Floats
+
+    @property
+    def objective(self) -> float:
+        """Cost per second, in units of c_w."""
+        return float(sum(self.terms.values()))
+
+    @property
+    def violation(self) -> float:
+        """The largest relative violation of a constraint; 0 when all hold."""
+        return max(0.0, -min(float(np.min(s, initial=0.0)) for s in self.slacks.values()))
+
+    @property
+    def feasible(self) -> bool:
+        """Every constraint holds within a relative 1e-6."""
+        return self.violation <= FEASIBILITY_TOLERANCE
+
+
+def evaluate(instance: Instance, policy: Policy) -> Evaluation:
+    """Objective and constraint slacks of a policy: the only place where they are computed.
+
+    Terms (cost per second): ``gpu``, ``reservation`` (worst-case preemption and waste), ``slo``,
+    ``rejection``. Slacks (>= 0 when met, relative to the right-hand side): ``gpus`` (6b), ``deployed``
+    (6c), ``admission`` (6d), ``routing`` (pi >= 0), ``memory`` (6e), ``reservation`` (0 <= eta <= L_max),
+    ``stable`` (v_k < 1 where requests are served). The tardiness s_i is the smallest that (6f) allows.
+    Where v_k >= 1 the wait is infinite, and so is the objective if tardiness costs anything.
+    """
+    z = policy.groups.astype(float)
+    pi, delta = policy.routing, policy.prefix_cache
+    if pi.shape != (len(instance.classes), len(instance.configs)):
+        raise ValueError(
+            f"policy is for {pi.shape} classes x configurations; the instance has "
+            f"{(len(instance.classes), len(instance.configs))}"
+        )
+    eta = policy.reservations - instance.input_tokens
+    admitted = pi.sum(axis=1)
+    costs = instance.costs
+
+    deployed = z > 0
+    per_group = np.where(deployed, pi / np.where(deployed, z, 1.0), 0.0)
+    concurrent = instance.offered_loads * per_group
+    held = policy.reservations[:, None] - delta * instance.prefix_tokens[:, None]
+    requests = (concurrent * held).sum(axis=0)
+    prefixes = np.where(deployed, instance.prefix_tokens @ delta, 0.0)
+    utilisation = (requests + prefixes) / instance.kv_tokens
+    serving = deployed & (pi.sum(axis=0) > 0)
+    stable = utilisation < 1
+    waits = np.full(z.size, np.inf)
+    waits[stable] = instance.queueing_factors[stable] * utilisation[stable] / (1 - utilisation[stable])
+
+    response = np.where(pi > 0, pi * (np.where(pi > 0, waits[None, :], 0.0) + instance.service_times), 0.0)
+    tardiness = np.maximum(response.sum(axis=1) - admitted * instance.latency_slos, 0.0)
+    inside = np.clip(eta, 0.0, instance.max_output_tokens)
+    worst_case = np.array([instance.worst_case(i, float(e)) for i, e in enumerate(inside)])
+    rates = instance.arrival_rates
+    late = tardiness[tardiness > 0] @ rates[tardiness > 0] if costs.slo > 0 else 0.0
+    terms = {
+        "gpu": float(costs.gpu * (z @ instance.group_gpus)),
+        "reservation": float(rates @ (admitted * worst_case)),
+        "slo": float(costs.slo * late) if costs.slo > 0 else 0.0,
+        "rejection": float(costs.rejection * (rates @ (1 - admitted))),
+    }
+    budget = max(instance.gpus, 1)
+    bound = np.maximum(instance.max_output_tokens, 1.0)
+    slacks = {
+        "gpus": np.array([(instance.gpus - z @ instance.group_gpus) / budget]),
+        "deployed": z[None, :] - pi,
+        "admission": 1 - admitted,
+        "routing": pi,
+        "memory": np.where(
+            deployed, 1 - ((1 + instance.headroom) * requests + prefixes) / instance.kv_tokens, 0.0
+        ),
+        "reservation": np.minimum(eta, instance.max_output_tokens - eta) / bound,
+        "stable": np.where(serving & ~stable, -1.0, 0.0),
+    }
+    return Evaluation(terms, slacks, utilisation, waits, tardiness, worst_case)
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """What every solver returns.
+
+    ``lower_bound`` is a proven bound on (6) or -inf; ``gap`` = (objective - lower_bound) / |objective|.
+    ``status``: ``optimal`` (gap closed as asked), ``feasible`` (stopped early, or a heuristic), or a
+    plain sentence when no policy could be computed (then ``policy`` is None and ``objective`` inf).
+    ``history`` holds the objective after each accepted step.
+    """
+
+    policy: Policy | None
+    objective: float
+    terms: Mapping[str, float]
+    lower_bound: float
+    seconds: float
+    status: str
+    method: str
+    iterations: int = 0
+    history: Sequence[float] = field(default_factory=tuple)
+
+    @property
+    def gap(self) -> float:
+        """Relative distance between the objective and the proven lower bound; inf without a bound."""
+        if not (np.isfinite(self.objective) and np.isfinite(self.lower_bound)):
+            return float("inf")
+        return max(0.0, self.objective - self.lower_bound) / max(abs(self.objective), 1e-12)
+
+    @classmethod
+    def of(
+        cls,
+        instance: Instance,
+        policy: Policy,
+        *,
+        seconds: float,
+        status: str,
+        method: str,
+        lower_bound: float = -np.inf,
+        iterations: int = 0,
+        history: Sequence[float] = (),
+    ) -> Solution:
+        """The solution with its objective taken from :func:`evaluate`."""
+        result = evaluate(instance, policy)
+        return cls(
+            policy,
+            result.objective,
+            dict(result.terms),
+            lower_bound,
+            seconds,
+            status,
+            method,
+            iterations,
+            tuple(history),
+        )
