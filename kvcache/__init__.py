@@ -1,6 +1,6 @@
 """Robust KV-cache reservation for LLM serving under output-length uncertainty."""
 
-from kvcache.ambiguity import CVaR, Contamination, ScaleShift, Wasserstein1, WassersteinInf
+from kvcache.ambiguity import Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf
 from kvcache.lengths import LengthDistribution
 
 __all__ = [

@@ -101,11 +101,21 @@ class AmbiguitySet(ABC):
         return self.cut(dist, eta, c_p, c_w)[1]
 
 
-def _check_radius(radius: float) -> None:
-    if not (np.isfinite(radius) and radius >= 0):
-        raise ValueError(
-            f"radius: {radius}; expected a finite number >= 0 (tokens, or multiples of the mean)"
-        )
+@dataclass(frozen=True)
+class _Ball(AmbiguitySet):
+    """The radius that both Wasserstein sets have: ``radius`` tokens, or means where ``relative``."""
+
+    radius: float
+    relative: bool = False
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.radius) and self.radius >= 0):
+            unit = "multiples of the mean" if self.relative else "tokens"
+            raise ValueError(f"radius: {self.radius}; expected a finite number of {unit} >= 0")
+
+    def radius_tokens(self, dist: LengthDistribution) -> float:
+        """The radius in tokens around ``dist``."""
+        return self.radius * dist.mean if self.relative else self.radius
 
 
 class _Atoms(NamedTuple):
