@@ -16,6 +16,7 @@ from kvcache.ambiguity import AmbiguitySet, Wasserstein1
 from kvcache.cluster import ServingConfig
 from kvcache.lengths import LengthDistribution
 from kvcache.files import atomic_path
+from kvcache.queueing import mean_residual
 
 __all__ = ["Costs", "Instance", "RequestClass"]
 
@@ -218,7 +219,7 @@ class Instance:
         variances = np.array([c.output.variance for c in self.classes])
         per_token = np.array([k.decode_s_per_token for k in self.configs])
         second = self.service_times**2 + variances[:, None] * per_token[None, :] ** 2
-        return (share @ second) / (2 * (share @ self.service_times))
+        return mean_residual(share @ self.service_times, share @ second)
 
     # ---- reservation cost ---------------------------------------------------------------------
 

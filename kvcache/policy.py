@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvcache.instance import Instance
+from kvcache.queueing import wait_at
 
 __all__ = ["Evaluation", "Policy", "Solution", "evaluate"]
 
@@ -181,8 +182,7 @@ def evaluate(instance: Instance, policy: Policy) -> Evaluation:
     utilisation = (requests + prefixes) / instance.kv_tokens
     serving = deployed & (pi.sum(axis=0) > 0)
     stable = utilisation < 1
-    waits = np.full(z.size, np.inf)
-    waits[stable] = instance.queueing_factors[stable] * utilisation[stable] / (1 - utilisation[stable])
+    waits = wait_at(np.maximum(utilisation, 0.0), instance.queueing_factors)
 
     response = np.where(pi > 0, pi * (np.where(pi > 0, waits[None, :], 0.0) + instance.service_times), 0.0)
     tardiness = np.maximum(response.sum(axis=1) - admitted * instance.latency_slos, 0.0)
