@@ -1,0 +1,144 @@
+# `make` alone lists what there is. Works with GNU make 3.81 (macOS) and later.
+
+comma := ,
+PROFILE ?= quick
+RAW ?= data/raw
+
+# An active conda environment made from environment.yml is used as it is; else a venv in .venv.
+ifeq ($(CONDA_DEFAULT_ENV),kvcache)
+VENV ?=
+endif
+VENV ?= .venv
+
+ifeq ($(strip $(VENV)),)
+PYTHON ?= python
+PY := $(PYTHON)
+READY := build/.environment
+else
+PYTHON ?=
+PY := $(VENV)/bin/python
+READY := $(VENV)/.locked
+endif
+
+ifeq ($(filter quick full,$(PROFILE)),)
+$(error PROFILE is '$(PROFILE)'; expected quick or full)
+endif
+
+export PYTHONPATH := $(CURDIR)
+# Several threads add up in another order, and hash seeds reorder sets: neither may touch a result.
+export PYTHONHASHSEED := 0
+export OMP_NUM_THREADS := 1
+export OPENBLAS_NUM_THREADS := 1
+# The kernel of this environment, whatever kernels the user has installed elsewhere.
+export JUPYTER_PREFER_ENV_PATH := 1
+
+NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb))
+NAMES := $(notdir $(basename $(NOTEBOOKS)))
+BUILD := build/$(PROFILE)
+EXECUTED := $(NAMES:%=$(BUILD)/%.ipynb)
+# The ledger reads the tables of all the others.
+LEDGER := $(filter %_claims.ipynb,$(EXECUTED))
+PACKAGE := $(wildcard kvcache/*.py kvcache/data/*)
+DATA := $(wildcard data/digests/* data/sources.toml)
+BENCHES := $(sort $(wildcard tests/bench_*.py))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup data digests notebooks reproduce test bench lab lint clean readme report embed lock $(NAMES)
+
+help: ## this list
+	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [VENV=folder] [PYTHON=interpreter]"
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "one notebook: $(if $(NAMES),make $(firstword $(NAMES)),none yet)$(foreach n,$(wordlist 2,99,$(NAMES)), | $n)"
+
+setup: $(READY) ## environment from the lock: .venv (through uv when there), or VENV= for the active one
+
+# --no-build-isolation: the build backend is in the lock, so nothing unlocked is fetched.
+$(VENV)/.locked: requirements.txt pyproject.toml
+	@set -e; \
+	if command -v uv >/dev/null 2>&1; then \
+	  test -x $(PY) || uv venv --quiet --python "$(or $(PYTHON),>=3.11$(comma)<3.14)" $(VENV); \
+	  echo "setup: installing the lock into $(VENV) with uv"; \
+	  uv pip install --quiet --python $(PY) --require-hashes -r requirements.txt; \
+	  uv pip install --quiet --python $(PY) --no-deps --no-build-isolation -e .; \
+	else \
+	  if ! test -x $(PY); then \
+	    for p in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	      if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
+	      then found=$$p; break; fi; \
+	    done; \
+	    if test -z "$$found"; then \
+	      echo "setup: needs Python 3.11, 3.12 or 3.13; name one with PYTHON=" >&2; exit 1; fi; \
+	    $$found -m venv $(VENV); \
+	  fi; \
+	  echo "setup: installing the lock into $(VENV) with pip"; \
+	  $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip; \
+	  $(PY) -m pip install --quiet --require-hashes -r requirements.txt; \
+	  $(PY) -m pip install --quiet --no-deps --no-build-isolation -e .; \
+	fi
+	@touch $@
+
+build/.environment: requirements.txt pyproject.toml
+	@echo "setup: installing the lock into the environment of $(PY)"
+	@$(PY) -m pip install --quiet --require-hashes -r requirements.txt
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation -e .
+	@mkdir -p build && touch $@
+
+data: $(READY) ## download the original traces (resumes, verifies) and rebuild the digests from them
+	$(PY) -m kvcache.download --raw $(RAW)
+	$(PY) -m kvcache.digests --raw $(RAW)
+
+digests: $(READY) ## reduce the traces in RAW= to data/digests
+	$(PY) -m kvcache.digests --raw $(RAW)
+
+notebooks: $(READY) $(EXECUTED) ## run the notebooks that are out of date, into build/PROFILE
+
+$(NAMES): %: $(BUILD)/%.ipynb
+
+$(EXECUTED): $(BUILD)/%.ipynb: notebooks/%.ipynb $(PACKAGE) $(DATA) requirements.txt | $(READY)
+	@$(PY) -m kvcache.notebook run $< --profile $(PROFILE)
+
+$(LEDGER): $(filter-out $(LEDGER),$(EXECUTED))
+
+reproduce: $(BUILD)/claims.txt ## everything, then the claims; PROFILE=full runs the paper's sizes
+	@echo "reproduce: profile $(PROFILE) is up to date; notebooks and claims.txt are in $(BUILD)"
+
+$(BUILD)/claims.txt: $(EXECUTED) | $(READY)
+	@$(PY) -m kvcache.summary $@ --profile $(PROFILE)
+
+# The committed notebooks run again with their tables and figures going to build/nbval.
+test: $(READY) ## unit tests, then the committed notebooks against their marked cells
+	$(PY) -m pytest tests
+	@rm -rf build/nbval && mkdir -p build/nbval/data && cp -R data/results build/nbval/data/
+	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" $(PY) -m pytest --nbval-lax --nbval-current-env \
+	  --nbval-cell-timeout=1200 --timeout=1800 notebooks
+
+bench: $(READY) ## measured ratios: closed forms against solvers, readers against their targets
+	$(PY) -m pytest -s $(BENCHES)
+
+lab: $(READY) ## JupyterLab on the notebooks
+	$(PY) -m jupyter lab --notebook-dir=notebooks
+
+lint: $(READY) ## ruff: rules and format
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+readme: $(READY) ## write the numbers in README.md from data/results
+	$(PY) -m kvcache.readme README.md
+
+report: $(READY) $(EXECUTED) ## static HTML report of the executed notebooks, in build/PROFILE/report
+	@$(PY) -m kvcache.report --profile $(PROFILE)
+
+embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ (they are committed executed)
+	@test $(PROFILE) = quick || { echo "embed: the committed notebooks show PROFILE=quick" >&2; exit 1; }
+	@$(PY) -m kvcache.notebook embed $(NOTEBOOKS)
+
+lock: ## requirements.txt from pyproject.toml (needs uv)
+	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test \
+	  --custom-compile-command "make lock" pyproject.toml -o requirements.txt
+
+clean: ## remove what was built; data/raw and the environment stay
+	rm -rf build .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
