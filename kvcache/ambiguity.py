@@ -157,7 +157,7 @@ class Wasserstein1Solution(NamedTuple):
     """The Wasserstein-1 robust reservation."""
 
     eta: float  # tokens
-    value: float  # worst-case expected cost of eta
+    value: float  # the worst-case expected cost of a request at eta
     gamma: float  # the dual price of the radius, cost per token
     regime: Regime
     S: float  # tokens: the radius up to which the reservation is the empirical fractile
@@ -221,7 +221,8 @@ class Wasserstein1(_Ball):
             gamma, regime = (min(c_p, c_w), Regime.JUMP) if radius <= S2 else (0.0, Regime.SUPPORT)
             eta = q * upper
             if regime is Regime.JUMP:
-                eta = (max(c_p - c_w, 0.0) * upper + 2 * gamma * fractile) / (c_p + c_w)
+                # Both cases of the closed form: from the fractile a share of the way to an end.
+                eta = fractile + (2 * q - 1) * (upper - fractile if c_p >= c_w else fractile)
             value = q * c_w * upper + gamma * (radius - S2)
         return Wasserstein1Solution(eta, float(value), float(gamma), regime, S, S2)
 
@@ -354,8 +355,9 @@ class WassersteinInf(_Ball):
 
     def reservation(self, dist: LengthDistribution, c_p: float, c_w: float) -> float:
         """The robust reservation in output tokens."""
-        low, high = self._ends(dist, dist.quantile(critical_fractile(c_p, c_w)))
-        return float((c_p * high + c_w * low) / (c_p + c_w))
+        q = critical_fractile(c_p, c_w)
+        low, high = self._ends(dist, dist.quantile(q))
+        return float(low + q * (high - low))
 
     def _cut(self, dist: LengthDistribution, eta: Floats, c_p: float, c_w: float) -> tuple[Floats, Floats]:
         low, high = self._ends(dist, dist.tokens)
@@ -401,9 +403,10 @@ class CVaR(AmbiguitySet):
 
     def reservation(self, dist: LengthDistribution, c_p: float, c_w: float) -> float:
         """The robust reservation in output tokens."""
-        u = critical_fractile(c_p, c_w) * (1 - self.level)
+        q = critical_fractile(c_p, c_w)
+        u = q * (1 - self.level)
         low, high = dist.quantile(u), dist.quantile(min(u + self.level, 1.0))
-        return float((c_w * low + c_p * high) / (c_p + c_w))
+        return float(low + q * (high - low))
 
     def _cut(self, dist: LengthDistribution, eta: Floats, c_p: float, c_w: float) -> tuple[Floats, Floats]:
         x, sums = dist.tokens.astype(np.float64), dist.cumulative
