@@ -2,12 +2,155 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["ParallelConfig", "ServingConfig"]
+__all__ = [
+    "GPU",
+    "SERVICE_MODELS",
+    "Model",
+    "OperatingPoint",
+    "ParallelConfig",
+    "ServingConfig",
+    "kv_capacity",
+    "serving_config",
+    "serving_configs",
+]
+
+#: How service times are made: ``formula`` is equation 1 with fitted constants, ``measured`` the fit itself.
+SERVICE_MODELS = ("formula", "measured")
+
+#: Share of a GPU's memory that the engine may use (the default of the common engines).
+MEMORY_UTILISATION = 0.9
+
+
+@cache
+def calibration() -> dict:
+    """The fitted constants with their provenance, as in ``data/calibration.json``."""
+    return json.loads(files("kvcache").joinpath("data/calibration.json").read_text(encoding="utf-8"))
+
+
+def _positive(where: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (np.isfinite(value) and value > 0):
+            raise ValueError(f"{where}: {name} is {value}; expected > 0 and finite")
+
+
+@dataclass(frozen=True)
+class GPU:
+    """One accelerator.
+
+    Parameters
+    ----------
+    name : label; a name in the calibration also gives the ``measured`` service times.
+    memory_bytes : HBM, bytes (80 GB is 80e9 here).
+    flops : effective prefill FLOP/s of one GPU, c in C_k = tau_k p_k c.
+    bandwidth : effective decode bytes/s of one GPU, b in B_k = tau_k b.
+    all_reduce_s : t_ar, seconds of one all-reduce of one token.
+    """
+
+    name: str
+    memory_bytes: float
+    flops: float
+    bandwidth: float
+    all_reduce_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive(
+            f"GPU {self.name!r}", memory_bytes=self.memory_bytes, flops=self.flops, bandwidth=self.bandwidth
+        )
+        if not (np.isfinite(self.all_reduce_s) and self.all_reduce_s >= 0):
+            raise ValueError(
+                f"GPU {self.name!r}: all_reduce_s is {self.all_reduce_s}; expected >= 0 and finite"
+            )
+
+    @classmethod
+    def preset(cls, name: str) -> GPU:
+        """``A100-80GB`` or ``H100-80GB``, with the constants fitted to measured kernels."""
+        known = calibration()["gpus"]
+        if name not in known:
+            raise KeyError(f"GPU {name!r}; the presets are {sorted(known)}")
+        fit = known[name]["formula"]
+        return cls(
+            name,
+            memory_bytes=80e9,
+            flops=fit["flops_per_gpu"],
+            bandwidth=fit["bytes_per_s_per_gpu"],
+            all_reduce_s=float(np.median(list(fit["all_reduce_s"].values()))),
+        )
+
+
+@dataclass(frozen=True)
+class Model:
+    """A decoder-only transformer, as far as its memory and its work matter.
+
+    Parameters
+    ----------
+    name : label.
+    layers, heads, kv_heads, head_size : shape of the attention; ``kv_heads`` divides ``heads``.
+    parameters : number of weights.
+    bytes_per_weight, bytes_per_kv : bytes of a weight and of a cached number (2 for 16 bits).
+    """
+
+    name: str
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    parameters: float
+    bytes_per_weight: float = 2.0
+    bytes_per_kv: float = 2.0
+
+    def __post_init__(self) -> None:
+        where = f"model {self.name!r}"
+        for name in ("layers", "heads", "kv_heads", "head_size"):
+            value = getattr(self, name)
+            if value != int(value) or value < 1:
+                raise ValueError(f"{where}: {name} is {value}; expected a whole number >= 1")
+        if self.heads % self.kv_heads:
+            raise ValueError(
+                f"{where}: kv_heads is {self.kv_heads}; expected a divisor of heads = {self.heads}"
+            )
+        _positive(
+            where,
+            parameters=self.parameters,
+            bytes_per_weight=self.bytes_per_weight,
+            bytes_per_kv=self.bytes_per_kv,
+        )
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes of all weights."""
+        return self.parameters * self.bytes_per_weight
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes of keys and values of one token over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_kv
+
+    @property
+    def flops_per_token(self) -> float:
+        """alpha in equation 1: a multiplication and an addition per weight."""
+        return 2 * self.parameters
+
+    @classmethod
+    def preset(cls, name: str) -> Model:
+        """``70B-MHA`` (the paper's 2.5 MB of KV cache per token), ``Llama-3-70B`` or ``Llama-3-8B``."""
+        presets = {
+            "70B-MHA": cls("70B-MHA", 80, 64, 64, 128, 70e9),
+            "Llama-3-70B": cls("Llama-3-70B", 80, 64, 8, 128, 70_553_706_496),
+            "Llama-3-8B": cls("Llama-3-8B", 32, 32, 8, 128, 8_030_261_248),
+        }
+        if name not in presets:
+            raise KeyError(f"model {name!r}; the presets are {sorted(presets)}")
+        return presets[name]
 
 
 @dataclass(frozen=True)
@@ -30,6 +173,7 @@ class ParallelConfig:
 
     @property
     def name(self) -> str:
+        """Label such as ``TP4xPP1``."""
         return f"TP{self.tensor}xPP{self.pipeline}"
 
 
@@ -58,21 +202,14 @@ class ServingConfig:
     overhead_s: float = 0.0
 
     def __post_init__(self) -> None:
+        where = f"configuration {self.name!r}"
         if self.gpus != int(self.gpus) or self.gpus < 1:
-            raise ValueError(
-                f"configuration {self.name!r}: gpus is {self.gpus}; expected a whole number >= 1"
-            )
-        for name, minimum in (
-            ("kv_tokens", "> 0"),
-            ("prefill_s_per_token", ">= 0"),
-            ("decode_s_per_token", "> 0"),
-            ("overhead_s", ">= 0"),
-        ):
+            raise ValueError(f"{where}: gpus is {self.gpus}; expected a whole number >= 1")
+        _positive(where, kv_tokens=self.kv_tokens, decode_s_per_token=self.decode_s_per_token)
+        for name in ("prefill_s_per_token", "overhead_s"):
             value = getattr(self, name)
-            if not np.isfinite(value) or value < 0 or (minimum == "> 0" and value == 0):
-                raise ValueError(
-                    f"configuration {self.name!r}: {name} is {value}; expected {minimum} and finite"
-                )
+            if not (np.isfinite(value) and value >= 0):
+                raise ValueError(f"{where}: {name} is {value}; expected >= 0 and finite")
 
     def service_time(self, input_tokens: ArrayLike, output_tokens: ArrayLike) -> NDArray[np.float64]:
         """Seconds to serve a request of that prompt and output length (numbers or arrays)."""
@@ -81,3 +218,148 @@ class ServingConfig:
             + self.decode_s_per_token * np.asarray(output_tokens, dtype=float)
             + self.overhead_s
         )
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """Where the ``measured`` service times are taken, since they rise with what else runs in the group.
+
+    batch : requests decoding together; context : resident KV tokens of each; prefill_share : share of
+    time that the group spends on prompts, which a decoding request waits out.
+    """
+
+    batch: float = 32.0
+    context: float = 1024.0
+    prefill_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        _positive("operating point", batch=self.batch, context=self.context)
+        if not 0 <= self.prefill_share < 1:
+            raise ValueError(
+                f"operating point: prefill_share is {self.prefill_share}; expected within [0, 1)"
+            )
+
+
+def kv_capacity(
+    gpu: GPU,
+    model: Model,
+    parallel: ParallelConfig,
+    *,
+    utilisation: float = MEMORY_UTILISATION,
+    overhead_bytes: float = 0.0,
+) -> float:
+    """M_k, tokens: what the weights and a fixed overhead per GPU leave of the usable memory.
+
+    Key-value heads are split over the tensor-parallel ranks; with more ranks than heads they are
+    repeated, so a token takes more.
+
+    Raises
+    ------
+    ValueError
+        When the weights do not fit, with the arithmetic.
+    """
+    n = parallel.gpus
+    usable = utilisation * n * gpu.memory_bytes
+    left = usable - model.weight_bytes - n * overhead_bytes
+    copies = max(1.0, parallel.tensor / model.kv_heads)
+    tokens = left / (model.kv_bytes_per_token * copies)
+    if tokens < 1:
+        raise ValueError(
+            f"{parallel.name} with {model.name} on {gpu.name}: {utilisation:g} x {n} x "
+            f"{gpu.memory_bytes / 1e9:g} GB = {usable / 1e9:.1f} GB usable, less "
+            f"{model.weight_bytes / 1e9:.1f} GB of weights and {n} x {overhead_bytes / 1e9:g} GB of overhead "
+            f"leaves {left / 1e9:.1f} GB; expected room for the KV cache"
+        )
+    return float(tokens)
+
+
+def serving_config(
+    gpu: GPU,
+    model: Model,
+    parallel: ParallelConfig,
+    *,
+    service: str = "formula",
+    operating_point: OperatingPoint | None = None,
+    utilisation: float = MEMORY_UTILISATION,
+    overhead_bytes: float = 0.0,
+) -> ServingConfig:
+    """One group of this GPU, model and parallel configuration.
+
+    ``formula`` is equation 1 with C_k = tau p c and B_k = tau b: all GPUs of a group share a prompt,
+    while a decoded token passes the stages one after another. ``measured`` is the per-degree fit
+    T = a L_in + xi (t_0 + s_B B/p + s_K K/p + (p - 1) t_sr) / (1 - prefill share) at an operating
+    point; the resident tokens K are at most M_k, and the batch shrinks with them.
+
+    Raises
+    ------
+    ValueError
+        When the weights do not fit, or ``measured`` is asked where nothing was measured.
+    """
+    if service not in SERVICE_MODELS:
+        raise ValueError(f"service is {service!r}; expected one of {SERVICE_MODELS}")
+    tokens = kv_capacity(gpu, model, parallel, utilisation=utilisation, overhead_bytes=overhead_bytes)
+    if service == "formula":
+        return ServingConfig(
+            parallel.name,
+            parallel.gpus,
+            tokens,
+            prefill_s_per_token=parallel.pipeline * model.flops_per_token / (parallel.gpus * gpu.flops),
+            decode_s_per_token=model.weight_bytes / (parallel.tensor * gpu.bandwidth),
+            # A single rank has nobody to reduce with.
+            overhead_s=model.layers * parallel.tensor * gpu.all_reduce_s if parallel.tensor > 1 else 0.0,
+        )
+    fit = calibration()
+    measured = fit["gpus"].get(gpu.name, {}).get("measured", {}).get(str(parallel.tensor))
+    if measured is None or model.layers != fit["model"]["layers"] or model.heads * model.head_size != 8192:
+        raise ValueError(
+            f"{parallel.name} with {model.name} on {gpu.name}: measured service times exist for models of "
+            f"80 layers and width 8192 on {sorted(fit['gpus'])} at TP 1, 2, 4, 8; use service='formula'"
+        )
+    point = operating_point or OperatingPoint()
+    resident = min(point.batch * point.context, tokens)
+    batch = resident / point.context
+    # Reading the cache costs time per byte; the fit is for the model's own bytes per token.
+    per_token = (
+        measured["decode_per_resident_kv_token_s"]
+        * model.kv_bytes_per_token
+        / fit["model"]["kv_bytes_per_token"]
+    )
+    iteration = (
+        measured["decode_t0_s"]
+        + (measured["decode_per_seq_s"] * batch + per_token * resident) / parallel.pipeline
+        + (parallel.pipeline - 1) * fit["gpus"][gpu.name]["send_recv_s"]
+    )
+    return ServingConfig(
+        parallel.name,
+        parallel.gpus,
+        tokens,
+        prefill_s_per_token=measured["prefill_s_per_token"],
+        decode_s_per_token=iteration / (1 - point.prefill_share),
+    )
+
+
+def serving_configs(
+    gpu: GPU, model: Model, parallels: Iterable[ParallelConfig], **options: object
+) -> tuple[ServingConfig, ...]:
+    """The groups of a list of parallel configurations; one that does not fit is dropped with a warning.
+
+    Options are those of :func:`serving_config`. Raises ValueError when none is left, with each reason.
+    """
+    kept, reasons = [], []
+    for parallel in parallels:
+        try:
+            kv_capacity(
+                gpu,
+                model,
+                parallel,
+                **{k: options[k] for k in ("utilisation", "overhead_bytes") if k in options},
+            )
+        except ValueError as error:
+            reasons.append(str(error))
+            continue
+        kept.append(serving_config(gpu, model, parallel, **options))
+    if not kept:
+        raise ValueError("no configuration fits: " + ("; ".join(reasons) or "the list is empty"))
+    for reason in reasons:
+        warnings.warn(f"dropped {reason}", stacklevel=2)
+    return tuple(kept)

@@ -11,11 +11,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache import ambiguity as ambiguity_sets
-from kvcache.ambiguity import AmbiguitySet, Wasserstein1
+from kvcache.ambiguity import (
+    AmbiguitySet,
+    Contamination,
+    CVaR,
+    ScaleShift,
+    Wasserstein1,
+    WassersteinInf,
+)
 from kvcache.cluster import ServingConfig
-from kvcache.lengths import LengthDistribution
 from kvcache.files import atomic_path
+from kvcache.lengths import LengthDistribution
 from kvcache.queueing import mean_residual
 
 __all__ = ["Costs", "Instance", "RequestClass"]
@@ -224,7 +230,10 @@ class Instance:
     # ---- reservation cost ---------------------------------------------------------------------
 
     def worst_case(self, i: int, eta: float | Floats) -> float | Floats:
-        """WC_i(eta): worst-case preemption and waste cost of one request of class i, for a number or an array of output reservations (tokens)."""
+        """WC_i(eta): worst-case preemption and waste cost of one request of class i.
+
+        ``eta`` is an output reservation in tokens, or an array of them.
+        """
         return self.ambiguity.worst_case(self.classes[i].output, eta, self.costs.preemption, self.costs.waste)
 
     def unconstrained_reservations(self) -> Floats:
@@ -243,7 +252,7 @@ class Instance:
     # ---- JSON ---------------------------------------------------------------------------------
 
     def to_json(self, path: str | Path | None = None) -> str:
-        """The instance as JSON text, also written to ``path`` when given. ``from_json`` reads it back equal."""
+        """The instance as JSON text, also written to ``path`` when given; `from_json` reads it back."""
         document = {
             "name": self.name,
             "gpus": self.gpus,
@@ -289,8 +298,9 @@ class Instance:
         try:
             choice = dict(document["ambiguity"])
             kind = choice.pop("set")
-            if kind not in ambiguity_sets.__all__:
-                raise ValueError(f"{where}: ambiguity set {kind!r}; expected one of {ambiguity_sets.__all__}")
+            known = {s.__name__: s for s in (Wasserstein1, WassersteinInf, CVaR, Contamination, ScaleShift)}
+            if kind not in known:
+                raise ValueError(f"{where}: ambiguity set {kind!r}; expected one of {sorted(known)}")
             return cls(
                 classes=tuple(
                     RequestClass(**{**c, "output": LengthDistribution(**c["output"])})
@@ -300,7 +310,7 @@ class Instance:
                 gpus=document["gpus"],
                 costs=Costs(**document["costs"]),
                 headroom=document["headroom"],
-                ambiguity=getattr(ambiguity_sets, kind)(**choice),
+                ambiguity=known[kind](**choice),
                 name=document.get("name", ""),
             )
         except KeyError as error:

@@ -27,7 +27,7 @@ class Policy:
     ----------
     groups : (K,) int, z_k: serving groups per configuration.
     reservations : (I,) r_i = L_in + eta_i, tokens reserved for a request of each class.
-    routing : (I, K) pi_ik, share of class i sent to configuration k; what is missing to one is rejected.
+    routing : (I, K) pi_ik, share of class i sent to configuration k; what is missing to 1 is rejected.
     prefix_cache : (I, K) bool, delta_ik: the shared prefix of i is kept on every group of k.
     class_names, config_names : labels, in the order of the axes.
     """
@@ -48,7 +48,8 @@ class Policy:
         shape = (reservations.size, groups.size)
         if routing.shape != shape or np.shape(self.prefix_cache) != shape:
             raise ValueError(
-                f"routing has shape {routing.shape}, prefix_cache {np.shape(self.prefix_cache)}; expected {shape}"
+                f"routing has shape {routing.shape}, prefix_cache "
+                f"{np.shape(self.prefix_cache)}; expected {shape}"
             )
         if not (np.all(np.isfinite(routing)) and np.all(np.isfinite(reservations))):
             raise ValueError("routing and reservations must be finite")
@@ -110,20 +111,24 @@ class Policy:
         return float(self.reservations[self._index(request_class)])
 
     def route(self, request_class: int | str | NDArray, rng: np.random.Generator) -> int | NDArray[np.int64]:
-        """The configuration that serves a request, or -1 to reject it. O(K) compare, no allocation per class.
+        """The configuration that serves a request, or -1 to reject it: one draw and one binary search.
 
         ``request_class`` is an index, a name, or an array of indices (one draw per entry).
         """
         if isinstance(request_class, np.ndarray):
-            draws = rng.random(request_class.size)
-            chosen = np.empty(request_class.size, dtype=np.int64)
+            classes = self.reservations.size
+            if request_class.size and not 0 <= request_class.min() <= request_class.max() < classes:
+                raise IndexError(f"class indices go beyond 0..{classes - 1}")
+            draws = rng.random(request_class.shape)
+            chosen = np.empty(request_class.shape, dtype=np.int64)
             for i, cumulative in enumerate(self._cumulative):
                 mine = request_class == i
                 chosen[mine] = np.searchsorted(cumulative, draws[mine], side="right")
-        else:
-            chosen = np.searchsorted(self._cumulative[self._index(request_class)], rng.random(), side="right")
-        chosen = np.where(chosen == self.groups.size, -1, chosen)
-        return chosen if isinstance(request_class, np.ndarray) else int(chosen)
+            chosen[chosen == self.groups.size] = -1
+            return chosen
+        cumulative = self._cumulative[self._index(request_class)]
+        chosen = int(np.searchsorted(cumulative, rng.random(), side="right"))
+        return -1 if chosen == self.groups.size else chosen
 
 
 @dataclass(frozen=True, eq=False)
