@@ -6,6 +6,7 @@ most ``upper + 1`` atoms. Everything downstream works on those atoms and never o
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -80,8 +81,11 @@ class LengthDistribution:
         if np.any(np.diff(tokens) <= 0):
             at = int(np.flatnonzero(np.diff(tokens) <= 0)[0]) + 1
             raise ValueError(f"tokens: position {at} is {tokens[at]}, not above the one before it")
-        if self.upper != int(self.upper) or self.upper < tokens[-1]:
-            raise ValueError(f"upper: {self.upper}; expected a whole number >= the longest length {tokens[-1]}")
+        whole = np.isfinite(self.upper) and self.upper == int(self.upper)
+        if not whole or self.upper < tokens[-1]:
+            raise ValueError(
+                f"upper: {self.upper}; expected a whole number >= the longest length {tokens[-1]}"
+            )
         tokens.flags.writeable = False
         weights = weights.copy()
         weights.flags.writeable = False
@@ -188,7 +192,9 @@ class LengthDistribution:
         low, high = 1e-3, 1e3
         means = [float(grid @ probabilities(k)) for k in (low, high)]
         if not means[1] <= mean <= means[0]:
-            raise ValueError(f"mean: {mean}; with these quantiles it lies in [{means[1]:.6g}, {means[0]:.6g}]")
+            raise ValueError(
+                f"mean: {mean}; with these quantiles it lies in [{means[1]:.6g}, {means[0]:.6g}]"
+            )
         for _ in range(200):
             middle = np.sqrt(low * high)
             low, high = (middle, high) if grid @ probabilities(middle) > mean else (low, middle)
@@ -284,9 +290,9 @@ class LengthDistribution:
         return LengthDistribution(self.tokens, self.weights, self.upper, name, self.reconstructed)
 
     def scale(self, s: float, upper: int | None = None) -> LengthDistribution:
-        """Every length times s, rounded half up to whole tokens; the bound becomes ceil(s upper), or ``upper``.
+        """Every length times s, rounded half up to whole tokens.
 
-        Lengths above an explicit ``upper`` are cut to it.
+        The bound becomes ceil(s upper), or ``upper``; lengths above an explicit ``upper`` are cut to it.
         """
         if not (np.isfinite(s) and s > 0):
             raise ValueError(f"s: {s}; expected a positive number")
@@ -329,7 +335,7 @@ class LengthDistribution:
             factors = weights / np.array([d.total for d in distributions])
         return LengthDistribution.from_counts(
             np.concatenate([d.tokens for d in distributions]),
-            np.concatenate([d.weights * f for d, f in zip(distributions, factors)]),
+            np.concatenate([d.weights * f for d, f in zip(distributions, factors, strict=True)]),
             max(d.upper for d in distributions),
             name=name,
             reconstructed=any(d.reconstructed for d in distributions),
@@ -398,7 +404,9 @@ class LengthDistribution:
             "std": f"{s['std']:.1f}",
             **{key: f"{s[key]:,}" for key in ("p50", "p90", "p95", "p99", "max", "upper")},
         }
-        title = (self.name or "length distribution") + (" (reconstructed)" if self.reconstructed else "")
+        title = html.escape(self.name or "length distribution") + (
+            " (reconstructed)" if self.reconstructed else ""
+        )
         head = "".join(f"<th>{key}</th>" for key in cells)
         body = "".join(f"<td>{value}</td>" for value in cells.values())
         return f"<table><caption>{title}, tokens</caption><tr>{head}</tr><tr>{body}</tr></table>"
