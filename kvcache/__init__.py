@@ -3,9 +3,11 @@
 from kvcache import instances
 from kvcache.ambiguity import Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf
 from kvcache.cluster import GPU, Model, ParallelConfig, ServingConfig
+from kvcache.digests import digest_windows, list_digests, load_digest, load_digests, load_prefix_stats
 from kvcache.instance import Costs, Instance, RequestClass
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
+from kvcache.traces import Trace, TraceError, read_trace, reduce_trace, scan_trace
 
 __all__ = [
     "GPU",
@@ -21,8 +23,18 @@ __all__ = [
     "ScaleShift",
     "ServingConfig",
     "Solution",
+    "Trace",
+    "TraceError",
     "Wasserstein1",
     "WassersteinInf",
+    "digest_windows",
     "evaluate",
     "instances",
+    "list_digests",
+    "load_digest",
+    "load_digests",
+    "load_prefix_stats",
+    "read_trace",
+    "reduce_trace",
+    "scan_trace",
 ]
