@@ -46,7 +46,7 @@ ASSUMPTIONS = (
         "GPUs can offer it; prompts are the traces' means; the prefix is a stated share of the prompt (the "
         "share of repeated prompt tokens in the Mooncake trace); the deadline is twice the mean service time "
         "on the fastest configuration",
-        "instances.with_load, instances.SLO_FACTOR, instances.PREFIX_SHARE",
+        "instances.with_load, instances.SLO_FACTOR, instances.prefix_share",
     ),
     Assumption("A6", "What Table II counts", "Cost per arrival at c_w = 1, without the premium", "ambiguity"),
     Assumption(

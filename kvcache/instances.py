@@ -9,26 +9,9 @@ import numpy as np
 
 from kvcache.ambiguity import AmbiguitySet, Wasserstein1, critical_fractile
 from kvcache.cluster import GPU, Model, ParallelConfig, ServingConfig, serving_configs
+from kvcache.digests import load_digest
 from kvcache.instance import Costs, Instance, RequestClass
 from kvcache.lengths import LengthDistribution
-
-try:
-    from kvcache.digests import load_digest
-except ImportError:
-
-    def load_digest(name: str, field: str = "output") -> LengthDistribution:
-        """Stand-in until the digests exist."""
-        mean, sigma, upper = {
-            ("burstgpt_week1", "output"): (267, 1.0, 2048),
-            ("azure_2023_code", "output"): (28, 0.9, 1899),
-            ("azure_2023_conversation", "output"): (211, 0.8, 1000),
-            ("burstgpt_week1", "input"): (682, 1.0, 5087),
-            ("azure_2023_code", "input"): (2048, 1.0, 7437),
-            ("azure_2023_conversation", "input"): (1155, 1.0, 14050),
-        }[name, field]
-        draws = np.random.default_rng(0).lognormal(np.log(mean) - sigma**2 / 2, sigma, 20000)
-        return LengthDistribution.from_samples(np.clip(np.round(draws), 1, upper).astype(int), upper)
-
 
 __all__ = [
     "APPLICATIONS",
@@ -37,6 +20,7 @@ __all__ = [
     "ablation",
     "capacity",
     "paper",
+    "prefix_share",
     "scalability",
     "with_load",
 ]
@@ -45,8 +29,8 @@ __all__ = [
 LOAD = 0.6
 #: Deadline of a class, in mean service times on its fastest configuration.
 SLO_FACTOR = 2.0
-#: Shared prefix of a prompt, as a share of its length: repeated leading blocks of the Mooncake trace.
-PREFIX_SHARE = 0.37
+#: Digest whose share of prompt tokens that an earlier request has brought stands for L_pre / L_in.
+PREFIX_DIGEST = "mooncake-conversation"
 #: The paper's radius, in multiples of the mean output length.
 RADIUS = 0.15
 
@@ -94,10 +78,15 @@ class Application:
 
 #: Chat, code and conversation, as in the three production traces.
 APPLICATIONS = (
-    Application("chat", "burstgpt_week1"),
-    Application("code", "azure_2023_code"),
-    Application("conversation", "azure_2023_conversation"),
+    Application("chat", "burstgpt-week1"),
+    Application("code", "azure-2023-code"),
+    Application("conversation", "azure-2023-conv"),
 )
+
+
+def prefix_share() -> float:
+    """L_pre / L_in where a trace tells: prompt tokens that repeat an earlier prompt's beginning."""
+    return load_digest(PREFIX_DIGEST, field="prefix").mean / load_digest(PREFIX_DIGEST, field="input").mean
 
 
 def capacity(instance: Instance) -> float:
@@ -135,7 +124,7 @@ def _request_class(
     *,
     input_tokens: float,
     output: LengthDistribution,
-    prefix_share: float,
+    shared_prefix: float,
     slo_factor: float,
     arrival_rate: float = 1.0,
 ) -> RequestClass:
@@ -144,7 +133,7 @@ def _request_class(
         name=name,
         arrival_rate=arrival_rate,
         input_tokens=input_tokens,
-        prefix_tokens=prefix_share * input_tokens,
+        prefix_tokens=shared_prefix * input_tokens,
         latency_slo=slo_factor * fastest,
         output=output,
     )
@@ -163,7 +152,7 @@ def paper(
     parallels: Sequence[ParallelConfig] = PAPER_CONFIGS,
     service: str = "formula",
     slo_factor: float = SLO_FACTOR,
-    prefix_share: float = PREFIX_SHARE,
+    shared_prefix: float | None = None,
     max_output_tokens: int | None = None,
     costs: Costs | None = None,
     headroom: float = 0.2,
@@ -177,7 +166,7 @@ def paper(
     radius, relative : of the Wasserstein-1 ball, tokens or multiples of the mean; ``ambiguity`` replaces it.
     gpus, gpu, model, parallels, service : the cluster; see `kvcache.cluster`.
     slo_factor : deadline in mean service times on the fastest configuration.
-    prefix_share : L_pre / L_in.
+    shared_prefix : L_pre / L_in; `prefix_share` unless given.
     max_output_tokens : one L_max for all classes instead of each trace's own cap; longer outputs are cut.
     """
     configs = serving_configs(GPU.preset(gpu), Model.preset(model), parallels, service=service)
@@ -187,7 +176,7 @@ def paper(
             configs,
             input_tokens=a.input_tokens,
             output=a.output if max_output_tokens is None else a.output.clip(max_output_tokens),
-            prefix_share=prefix_share,
+            shared_prefix=prefix_share() if shared_prefix is None else shared_prefix,
             slo_factor=slo_factor,
         )
         for a in APPLICATIONS
@@ -249,7 +238,7 @@ def scalability(
                 groups,
                 input_tokens=float(np.ceil(application.input_tokens * rng.uniform(0.25, 1.0))),
                 output=_sampled(output, samples, rng),
-                prefix_share=float(rng.uniform(0.0, 0.5)),
+                shared_prefix=float(rng.uniform(0.0, 0.5)),
                 slo_factor=float(rng.uniform(1.5, 4.0)),
                 arrival_rate=float(rng.lognormal(0.0, 0.5)),
             )

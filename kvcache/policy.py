@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvcache.instance import Instance
 from kvcache.queueing import wait_at
 
-__all__ = ["Evaluation", "Policy", "Solution", "evaluate"]
+__all__ = ["Evaluation", "Policy", "Solution", "evaluate", "repaired"]
 
 Floats = NDArray[np.float64]
 
@@ -215,6 +215,28 @@ def evaluate(instance: Instance, policy: Policy) -> Evaluation:
         "stable": np.where(serving & ~stable, -1.0, 0.0),
     }
     return Evaluation(terms, slacks, utilisation, waits, tardiness, worst_case)
+
+
+def repaired(
+    instance: Instance, groups: ArrayLike, eta: ArrayLike, routing: ArrayLike, prefix_cache: ArrayLike
+) -> Policy:
+    """The policy of a solver's numbers, with what its tolerance left beyond a constraint taken off.
+
+    Reservations are cut to [0, L_max], routing to deployed configurations and to a total of one, and
+    where (6e) does not hold the routing to that configuration shrinks by the factor that makes it hold.
+    GPUs are not touched.
+    """
+    groups = np.asarray(groups)
+    deployed = groups > 0
+    eta = np.clip(np.asarray(eta, dtype=float), 0.0, instance.max_output_tokens)
+    delta = np.asarray(prefix_cache, dtype=bool) & deployed
+    routing = np.clip(np.asarray(routing, dtype=float), 0.0, 1.0) * deployed
+    routing = routing / np.maximum(routing.sum(axis=1, keepdims=True), 1.0)
+    held = instance.input_tokens[:, None] + eta[:, None] - delta * instance.prefix_tokens[:, None]
+    needed = (1 + instance.headroom) * (instance.offered_loads * routing * held).sum(axis=0)
+    free = groups * (instance.kv_tokens - instance.prefix_tokens @ delta)
+    shrink = np.where(needed > free, np.maximum(free, 0.0) / np.where(needed > 0, needed, 1.0), 1.0)
+    return Policy.of(instance, groups, eta, routing * shrink, delta)
 
 
 @dataclass(frozen=True, eq=False)
