@@ -49,6 +49,9 @@ def dask_cluster(monkeypatch):
     """A real scheduler and two workers, each its own process; gives the address and the workers."""
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), str(HERE.parent)])
+    # The default is to knock at a dead worker's door for half a minute.
+    environment["DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT"] = "1s"
+    environment["DASK_DISTRIBUTED__COMM__RETRY__COUNT"] = "0"
     dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     worker = [sys.executable, "-m", "distributed.cli.dask_worker"]
     processes = []
