@@ -1,6 +1,7 @@
 # `make` alone lists what there is. Works with GNU make 3.81 (macOS) and later.
 
 comma := ,
+space := $(comma:,=) $(comma:,=)
 PROFILE ?= quick
 RAW ?= data/raw
 
@@ -51,7 +52,7 @@ help: ## this list
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' Makefile
 	@echo
-	@echo "one notebook: $(if $(NAMES),make $(firstword $(NAMES)),none yet)$(foreach n,$(wordlist 2,99,$(NAMES)), | $n)"
+	@echo "one notebook: make $(subst $(space), | ,$(strip $(NAMES)))"
 
 setup: $(READY) ## environment from the lock: .venv (through uv when there), or VENV= for the active one
 
@@ -88,10 +89,10 @@ build/.environment: requirements.txt pyproject.toml
 
 data: $(READY) ## download the original traces (resumes, verifies) and rebuild the digests from them
 	$(PY) -m kvcache.download --raw $(RAW)
-	$(PY) -m kvcache.digests --raw $(RAW)
+	$(PY) -m kvcache.digests build --raw $(RAW)
 
 digests: $(READY) ## reduce the traces in RAW= to data/digests
-	$(PY) -m kvcache.digests --raw $(RAW)
+	$(PY) -m kvcache.digests build --raw $(RAW)
 
 notebooks: $(READY) $(EXECUTED) ## run the notebooks that are out of date, into build/PROFILE
 
@@ -106,12 +107,12 @@ reproduce: $(BUILD)/claims.txt ## everything, then the claims; PROFILE=full runs
 	@echo "reproduce: profile $(PROFILE) is up to date; notebooks and claims.txt are in $(BUILD)"
 
 $(BUILD)/claims.txt: $(EXECUTED) | $(READY)
-	@$(PY) -m kvcache.summary $@ --profile $(PROFILE)
+	@$(PY) -m kvcache.summary $@ $(EXECUTED) --profile $(PROFILE)
 
 # The committed notebooks run again with their tables and figures going to build/nbval.
 test: $(READY) ## unit tests, then the committed notebooks against their marked cells
 	$(PY) -m pytest tests
-	@rm -rf build/nbval && mkdir -p build/nbval/data && cp -R data/results build/nbval/data/
+	@rm -rf build/nbval && mkdir -p build/nbval/data && cp -R data/results build/nbval/data/results
 	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" $(PY) -m pytest --nbval-lax --nbval-current-env \
 	  --nbval-cell-timeout=1200 --timeout=1800 notebooks
 

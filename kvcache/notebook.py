@@ -18,6 +18,7 @@ import nbformat
 import papermill
 from nbformat import NotebookNode
 from papermill.exceptions import PapermillExecutionError
+from traitlets.config import Config
 
 from kvcache.files import atomic_path, project_root
 from kvcache.results import PROFILES
@@ -26,6 +27,8 @@ __all__ = ["build_dir", "committed_form", "embed", "run"]
 
 #: The kernel of the running environment; jupyter_client replaces its ``python`` by ``sys.executable``.
 KERNEL = "python3"
+# Without it each kernel warns that its loopback socket is open to eavesdroppers.
+_CLIENT = Config({"KernelManager": {"transport_encryption": "auto"}})
 # Written by papermill: cells and metadata that carry paths, dates and durations.
 _INJECTED = "injected-parameters"
 
@@ -71,6 +74,7 @@ def run(source: Path, profile: str, timeout_s: int = 3 * 3600) -> Path:
                 language="python",
                 cwd=str(source.parent),
                 execution_timeout=timeout_s,
+                config=_CLIENT,
             )
         except PapermillExecutionError:
             os.replace(partial, failed)

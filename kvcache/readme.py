@@ -11,7 +11,8 @@ A marker is an HTML comment, so that it does not show; what stands between it an
 ``columns`` picks and orders columns (``name:heading`` renames one), ``query`` filters rows as
 ``DataFrame.query`` does, ``head`` cuts, ``format`` is a format specification for floats (``.6g``
 unless given), and ``profile`` names the folder (``quick`` unless given). A value's query must leave
-one row. ``python -m kvcache.readme README.md`` rewrites the file; with ``--check`` it only tells.
+one row. ``python -m kvcache.readme README.md`` rewrites the file; with ``--check`` it only tells
+what differs, and leaves out the ``*_timings.csv``, which every run writes anew.
 """
 
 from __future__ import annotations
@@ -61,9 +62,11 @@ def _table(frame: pd.DataFrame, options: dict[str, str]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _filled(block: re.Match[str]) -> str:
+def _filled(block: re.Match[str], timings: bool) -> str:
     kind, marker = block["kind"], block["marker"]
     name, *pairs = shlex.split(block["arguments"])
+    if name.endswith("_timings.csv") and not timings:
+        return block[0]
     options = dict(pair.split("=", 1) for pair in pairs)
     unknown = set(options) - _OPTIONS[kind]
     if unknown:
@@ -79,8 +82,10 @@ def _filled(block: re.Match[str]) -> str:
     return f"{marker}{_text(value, options.get('format', '.6g'))}<!-- end -->"
 
 
-def fill(text: str) -> str:
+def fill(text: str, timings: bool = True) -> str:
     """The text with every marked block rewritten from the tables; the rest as it was.
+
+    Without ``timings`` the blocks that show a ``*_timings.csv`` stay as they were too.
 
     Raises
     ------
@@ -93,7 +98,7 @@ def fill(text: str) -> str:
         following = re.search(r"<!-- (table|value|end)\b", text[marker.end() :])
         if following is None or following[1] != "end":
             raise ValueError(f"{marker[0]}: has no <!-- end --> of its own")
-    return _BLOCK.sub(_filled, text)
+    return _BLOCK.sub(lambda block: _filled(block, timings), text)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -105,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     differ = []
     for path in options.files:
         old = path.read_text(encoding="utf-8")
-        new = fill(old)
+        new = fill(old, timings=not options.check)
         if new == old:
             continue
         differ.append(path)

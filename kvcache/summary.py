@@ -1,4 +1,4 @@
-"""The claims as a table in plain text, printed when a reproduction ends."""
+"""What a reproduction prints when it ends: the claims, and how long each notebook took."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+import nbformat
 import pandas as pd
 
 from kvcache.files import atomic_path
-from kvcache.results import PROFILES, read_table, table_path
+from kvcache.results import PROFILES, read_table, table_path, write_table
 
-__all__ = ["claims_summary"]
+__all__ = ["claims_summary", "durations"]
 
 CLAIMS = "claims.csv"
+DURATIONS = "notebooks_timings.csv"
 _COLUMNS = ("id", "where", "verdict", "paper", "ours")
 
 
@@ -58,17 +60,34 @@ def claims_summary(claims: pd.DataFrame, width: int = 100) -> str:
     return "\n".join([*lines(columns), rule, *body, rule, f"{len(claims)} claims: {total}"])
 
 
+def durations(executed: Sequence[Path]) -> pd.DataFrame:
+    """How long executed notebooks took: ``notebook``, ``seconds`` and ``minutes``, then their ``total``."""
+    books = [nbformat.read(path, as_version=4) for path in executed]
+    seconds = [round(book.metadata.papermill.duration, 1) for book in books]
+    return pd.DataFrame(
+        {
+            "notebook": [*(path.stem for path in executed), "total"],
+            "seconds": [*seconds, sum(seconds)],
+            "minutes": [round(value / 60, 1) for value in (*seconds, sum(seconds))],
+        }
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line: print the summary and write it to a file."""
+    """Command line: print the summary, write it to a file, and write the table of durations."""
     parser = argparse.ArgumentParser(prog="python -m kvcache.summary", description=__doc__)
     parser.add_argument("target", type=Path, help="the text file to write")
     parser.add_argument("--profile", choices=PROFILES, default="quick")
+    parser.add_argument("notebooks", type=Path, nargs="*", help="the executed notebooks")
     options = parser.parse_args(arguments)
+    took = durations(sorted(options.notebooks))
+    write_table(took, DURATIONS, options.profile)
     if table_path(CLAIMS, options.profile).is_file():
         width = max(80, shutil.get_terminal_size((100, 24)).columns)
         text = claims_summary(read_table(CLAIMS, options.profile), width)
     else:
         text = "no claim has been judged yet"
+    text += f"\n{len(took) - 1} notebooks took {took['minutes'].iloc[-1]:.1f} min ({options.profile})"
     with atomic_path(options.target) as partial:
         partial.write_text(text + "\n", encoding="utf-8")
     print(text)

@@ -1,0 +1,229 @@
+"""One set of pins, no address of a registry, and a Makefile that does no more than it must."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import nbformat
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from kvcache.notebook import committed_form
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYTHONS = ("3.11.0", "3.12.0", "3.13.0")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+
+
+def direct() -> list[Requirement]:
+    return [Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+
+
+def locked() -> list[tuple[Requirement, list[str]]]:
+    """Every entry of the lock with its hashes."""
+    entries = []
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        if line.startswith("    --hash="):
+            entries[-1][1].append(line.strip(" \\").removeprefix("--hash="))
+        elif line and not line.lstrip().startswith("#"):
+            entries.append((Requirement(line.rstrip(" \\")), []))
+    return entries
+
+
+def tracked() -> list[Path]:
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("not a git checkout")
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def test_direct_dependencies_are_pinned_and_are_those_of_the_lock():
+    lock = {entry.name: entry for entry, _ in locked()}
+    for requirement in direct():
+        (pin,) = requirement.specifier
+        assert pin.operator == "==", f"{requirement}: expected an exact pin"
+        assert str(lock[requirement.name].specifier) == str(pin), requirement.name
+        assert lock[requirement.name].marker is None, f"{requirement.name} differs between machines"
+
+
+def test_the_lock_is_exact_hashed_and_the_same_for_every_python():
+    entries = locked()
+    names = [entry.name for entry, _ in entries]
+    assert len(set(names)) == len(names) > len(direct())
+    for entry, hashes in entries:
+        assert [pin.operator for pin in entry.specifier] == ["=="], entry
+        assert hashes, f"{entry.name}: no hash"
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", digest) for digest in hashes)
+
+
+def test_conda_installs_the_lock_on_the_same_pythons():
+    lines = [line.strip() for line in (ROOT / "environment.yml").read_text().splitlines()]
+    items = [line.removeprefix("- ") for line in lines[lines.index("dependencies:") + 1 :]]
+    python, *rest = items
+    assert rest == ["pip", "pip:", "-r requirements.txt"]
+    assert Requirement(python) == Requirement(f"python{PROJECT['requires-python']}")
+    supported = Requirement(python).specifier
+    assert all(Version(version) in supported for version in PYTHONS)
+    assert Version("3.10.9") not in supported
+    assert Version("3.14.0") not in supported
+
+
+def test_every_import_is_a_direct_dependency():
+    allowed = {requirement.name for requirement in direct()} | set(sys.stdlib_module_names) | {"kvcache"}
+    extra = PROJECT["optional-dependencies"]["tokenizer"]
+    allowed |= {Requirement(line).name.replace("-", "_") for line in extra}
+    found = set()
+    for path in (ROOT / "kvcache").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.partition(".")[0])
+    assert found - allowed == set()
+
+
+def test_no_file_holds_the_address_of_a_package_registry():
+    # Put together here, so that this file passes its own test.
+    words = [".".join(pair) for pair in [("pypi", "org"), ("pythonhosted", "org"), ("anaconda", "org")]]
+    words += ["-".join(parts) for parts in [("", "", "index", "url"), ("", "", "extra", "index", "url")]]
+    for path in tracked():
+        content = path.read_bytes().lower()
+        assert [word for word in words if word.encode() in content] == [], path
+
+
+def test_no_notebook_or_source_names_a_folder_of_the_machine_it_was_made_on():
+    own = [str(Path.home()), str(ROOT), sys.prefix]
+    for path in tracked():
+        if path.suffix in {".py", ".ipynb", ".md", ".csv", ".svg", ".toml", ".txt", ".yml"}:
+            content = path.read_text(encoding="utf-8")
+            # A short one, such as /root or /app, is a word of prose.
+            assert [place for place in own if len(place) > 8 and place in content] == [], path
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_committed_executed_and_normalised(path):
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    assert committed_form(book) == book, "run `make embed`"
+    code = [cell for cell in book.cells if cell.cell_type == "code"]
+    parameters = [cell for cell in code if "parameters" in cell.metadata.get("tags", [])]
+    assert ['PROFILE = "quick"' in cell.source for cell in parameters] == [True]
+    assert book.cells[0].cell_type == "markdown"
+    assert any(cell.outputs for cell in code), "run `make embed`"
+    assert [o.evalue for cell in code for o in cell.outputs if o.output_type == "error"] == []
+    assert any("NBVAL_CHECK_OUTPUT" in cell.source for cell in code)
+
+
+def test_figures_are_committed_in_both_forms():
+    png, svg = ({p.stem for p in (ROOT / "figures").glob(f"*.{kind}")} for kind in ("png", "svg"))
+    assert png == svg
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A project of two tiny notebooks around the real Makefile and package; nothing to install."""
+    if shutil.which("make") is None:
+        pytest.skip("no make")
+    for name in ("Makefile", "requirements.txt", "pyproject.toml"):
+        shutil.copy2(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "kvcache", tmp_path / "kvcache", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "notebooks").mkdir()
+    write_notebook(tmp_path, "01_first", "import sys; print(PROFILE, sys.prefix)")
+    write_notebook(tmp_path, "08_claims", "raise RuntimeError('broken off')")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / ".environment").touch()
+    return tmp_path
+
+
+def write_notebook(folder: Path, name: str, source: str) -> None:
+    cells = [
+        nbformat.v4.new_code_cell('PROFILE = "quick"', metadata={"tags": ["parameters"]}),
+        nbformat.v4.new_code_cell(source),
+    ]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "notebooks" / f"{name}.ipynb")
+
+
+def outputs(path: Path) -> str:
+    return nbformat.read(path, as_version=4).cells[-1].outputs[0].text
+
+
+def make(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("KVCACHE_", "MAKE", "MFLAGS", "CONDA_"))
+    }
+    return subprocess.run(
+        ["make", "VENV=", f"PYTHON={sys.executable}", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def ran(result: subprocess.CompletedProcess[str]) -> list[str]:
+    return re.findall(r"^(\d\d_\w+): [\d.]+ s", result.stdout, re.MULTILINE)
+
+
+def test_reproduce_resumes_and_runs_what_is_out_of_date_and_nothing_else(project):
+    broken = make(project, "reproduce")
+    assert broken.returncode != 0
+    assert "RuntimeError: broken off" in broken.stderr
+    assert ran(broken) == ["01_first"]
+    build = project / "build" / "quick"
+    assert {path.name for path in build.iterdir()} == {"01_first.ipynb", "08_claims.failed.ipynb"}
+    assert outputs(build / "01_first.ipynb") == f"quick {sys.prefix}\n"
+
+    table = "pandas.DataFrame({'id': ['C01'], 'verdict': [PROFILE]})"
+    write_notebook(
+        project,
+        "08_claims",
+        f"import pandas\nfrom kvcache.results import *\nwrite_table({table}, 'claims.csv', PROFILE);print(1)",
+    )
+    resumed = make(project, "reproduce")
+    assert ran(resumed) == ["08_claims"], resumed.stderr
+    assert "1 claims: quick 1" in resumed.stdout
+    assert {path.name for path in build.iterdir()} == {"01_first.ipynb", "08_claims.ipynb", "claims.txt"}
+    assert (project / "data/results/claims.csv").read_text() == "id,verdict\nC01,quick\n"
+    durations = (project / "data/results/notebooks_timings.csv").read_text().split()
+    assert [line.split(",")[0] for line in durations] == ["notebook", "01_first", "08_claims", "total"]
+
+    assert make(project, "reproduce").stdout.splitlines() == [
+        "reproduce: profile quick is up to date; notebooks and claims.txt are in build/quick"
+    ]
+
+    assert make(project, "embed").returncode == 0
+    embedded = project / "notebooks" / "08_claims.ipynb"
+    assert outputs(embedded) == "1\n"
+    book = nbformat.read(embedded, as_version=4)
+    assert committed_form(book) == book
+    assert make(project, "--question", "notebooks").returncode == 0
+
+    os.utime(project / "kvcache" / "files.py")
+    planned = make(project, "--dry-run", "notebooks").stdout
+    assert re.findall(r"run notebooks/(\w+)", planned) == ["01_first", "08_claims"]
+
+
+def test_the_full_profile_has_folders_of_its_own(project):
+    assert ran(make(project, "01_first", "PROFILE=full")) == ["01_first"]
+    assert outputs(project / "build/full/01_first.ipynb") == f"full {sys.prefix}\n"
+    assert not (project / "build/quick").exists()
+    assert "expected quick or full" in make(project, "reproduce", "PROFILE=fast").stderr
+
+
+def test_help_is_the_default_and_lists_every_target(project):
+    listed = dict(re.findall(r"^  (\w+) +(\w.*)", make(project).stdout, re.MULTILINE))
+    targets = {"setup", "data", "digests", "notebooks", "reproduce", "test", "bench", "lab", "lint", "clean"}
+    assert targets | {"help", "readme", "report", "embed", "lock"} == listed.keys()
+    assert "one notebook: make 01_first | 08_claims" in make(project).stdout
