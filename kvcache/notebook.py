@@ -105,12 +105,13 @@ def committed_form(executed: NotebookNode) -> NotebookNode:
             if output.output_type == "execute_result":
                 output.execution_count = count
     widgets = book.metadata.get("widgets")
-    book.metadata = NotebookNode(
-        kernelspec={"display_name": "Python 3", "language": "python", "name": KERNEL},
-        language_info={"name": "python"},
+    book.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": KERNEL},
+            "language_info": {"name": "python"},
+            **({"widgets": widgets} if widgets else {}),
+        }
     )
-    if widgets:
-        book.metadata.widgets = widgets
     return book
 
 
