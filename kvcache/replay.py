@@ -300,7 +300,7 @@ def replay(
         "rejection": float(costs.rejection * (rates @ (1 - share))),
     }
     arrivals, admitted = float(rates.sum()), float(rate.sum())
-    on_time = float(rate @ (latency <= instance.latency_slos[i]))
+    late = latency > instance.latency_slos[i]
     p50, p95, p99 = _weighted_quantiles(latency, rate, (0.5, 0.95, 0.99))
 
     def mean(values: Floats) -> float:
@@ -325,13 +325,13 @@ def replay(
         reservation_cost=reservation / arrivals,
         cost_per_arrival=sum(terms.values()) / arrivals,
         preemption_rate=mean(preempted),
-        slo_violation=1 - on_time / admitted if admitted > 0 else float("nan"),
-        rejection=1 - admitted / arrivals,
+        slo_violation=mean(late),
+        rejection=float(rates @ (1 - share)) / arrivals,
         latency_p50=p50,
         latency_p95=p95,
         latency_p99=p99,
         mean_latency=mean(latency),
         mean_wait=mean(waits[k]),
-        goodput=on_time,
+        goodput=float(rate @ ~late),
         gpus=int(groups @ instance.group_gpus),
     )
