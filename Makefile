@@ -39,7 +39,7 @@ BUILD := build/$(PROFILE)
 EXECUTED := $(NAMES:%=$(BUILD)/%.ipynb)
 # The ledger reads the tables of all the others.
 LEDGER := $(filter %_claims.ipynb,$(EXECUTED))
-PACKAGE := $(wildcard kvcache/*.py kvcache/data/*)
+PACKAGE := $(wildcard kvcache/*.py kvcache/*/*.py kvcache/data/*)
 DATA := $(wildcard data/digests/* data/sources.toml)
 BENCHES := $(sort $(wildcard tests/bench_*.py))
 
