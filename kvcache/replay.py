@@ -41,6 +41,8 @@ UTILISATION_CAP = 0.99
 REQUESTS = 10_000
 #: Requests of a class that share one decision of a :class:`Reserver`.
 WINDOW = 200
+# A reservation this close to a whole number of tokens is that number.
+WHOLE = 1e-6
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -178,7 +180,11 @@ def _reservations(policy: Policy, inputs: Floats, workload: Workload, reserver, 
     """(I, n) eta of every request: the policy's own, or one decision of the reserver per window."""
     count, requests = workload.lengths.shape
     if reserver is None:
-        return np.repeat((policy.reservations - inputs)[:, None], requests, axis=1)
+        eta = policy.reservations - inputs
+        # r - L_in of a whole eta is not always whole again; a request of just that length must fit.
+        whole = np.round(eta)
+        eta = np.where(np.abs(eta - whole) < WHOLE, whole, eta)
+        return np.repeat(eta[:, None], requests, axis=1)
     eta = np.empty((count, requests))
     for i in range(count):
         rng = np.random.default_rng([workload.routing_seed, count + i])

@@ -239,6 +239,17 @@ def test_preempted_requests_serve_longer():
     assert PREEMPTION_FACTOR == 2.5
 
 
+def test_a_request_of_exactly_the_reserved_length_is_not_preempted():
+    inst = instance()
+    # What r - L_in leaves of 200 when L_in is no short binary fraction.
+    nearly = np.array([200, 900]) * (1 - 1e-15)
+    pol = Policy.of(inst, (1, 1), nearly, np.full((2, 2), 0.5), np.zeros((2, 2)))
+    assert (pol.reservations - inst.input_tokens < (200, 900)).all()
+    exact = replay(inst, pol, Workload(np.array([[200, 200], [900, 900]]), 0))
+    assert exact.preemption_rate == 0
+    assert replay(inst, pol, Workload(np.array([[201, 201], [901, 901]]), 0)).preemption_rate == 1
+
+
 class Recorder:
     """Reserves the longest length it has seen, and keeps what it was shown."""
 

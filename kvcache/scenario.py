@@ -1,0 +1,210 @@
+"""One point of a sweep: build an instance, choose a policy, replay it, and give one row of a table.
+
+A scenario is a mapping of JSON values, so that `kvcache.sweep` can run it anywhere and keep its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache import ambiguity, instances
+from kvcache.ambiguity import Wasserstein1
+from kvcache.baselines import optimise, reservations
+from kvcache.digests import load_digest
+from kvcache.instance import Instance
+from kvcache.lengths import LengthDistribution
+from kvcache.policy import Policy, Solution, evaluate
+from kvcache.replay import REQUESTS, WHOLE, Workload, replay
+
+__all__ = ["VARIANTS", "build", "evaluation", "partitions", "point", "uniform_routing"]
+
+#: What an ablation leaves out.
+VARIANTS = ("full", "-Routing", "-DRO (SAA)", "-Prefix caching")
+
+_BUILDERS = {"paper": instances.paper, "ablation": instances.ablation}
+
+
+def build(
+    *,
+    builder: str = "paper",
+    arguments: Mapping[str, Any] | None = None,
+    outputs: Sequence[str] | None = None,
+    upper: float | None = None,
+    costs: Mapping[str, float] | None = None,
+    headroom: float | None = None,
+    ambiguity_set: tuple[str, Mapping[str, Any]] | None = None,
+    rate: float = 1.0,
+) -> Instance:
+    """An instance of `kvcache.instances`, changed.
+
+    Parameters
+    ----------
+    builder, arguments : function of `kvcache.instances` and its keyword arguments.
+    outputs : digests that replace the output lengths of the classes, one each.
+    upper : L_max of every class, in multiples of its longest output; its own bound without it.
+    costs : cost weights that differ from the builder's; arrival rates stay as built.
+    headroom, ambiguity_set : kappa, and the name and parameters of a set of `kvcache.ambiguity`.
+    rate : factor on all arrival rates.
+    """
+    if builder not in _BUILDERS:
+        raise ValueError(f"builder {builder!r}; expected one of {sorted(_BUILDERS)}")
+    instance = _BUILDERS[builder](**(arguments or {}))
+    classes = list(instance.classes)
+    if outputs is not None:
+        classes = [
+            replace(c, output=load_digest(name).renamed(c.name))
+            for c, name in zip(classes, outputs, strict=True)
+        ]
+    if upper is not None:
+        classes = [
+            replace(c, output=c.output.with_upper(int(np.ceil(upper * c.output.tokens[-1])))) for c in classes
+        ]
+    classes = [replace(c, arrival_rate=c.arrival_rate * rate) for c in classes]
+    changes: dict[str, Any] = {"classes": tuple(classes)}
+    if costs:
+        changes["costs"] = replace(instance.costs, **costs)
+    if headroom is not None:
+        changes["headroom"] = headroom
+    if ambiguity_set is not None:
+        name, parameters = ambiguity_set
+        changes["ambiguity"] = getattr(ambiguity, name)(**parameters)
+    return instance.replace(**changes)
+
+
+def evaluation(
+    instance: Instance,
+    *,
+    shift: float = 1.0,
+    outputs: Sequence[str] | None = None,
+    capped: bool = True,
+) -> list[LengthDistribution]:
+    """The lengths that a replay draws from, one distribution per class.
+
+    Parameters
+    ----------
+    shift : every length is multiplied by it.
+    outputs : digests instead of the instance's own distributions.
+    capped : cut shifted lengths at L_max, as a generation limit does; else they may exceed it.
+    """
+    own = [c.output for c in instance.classes]
+    if outputs is not None:
+        own = [load_digest(name) for name in outputs]
+    if shift == 1.0:
+        return own
+    return [d.scale(shift, upper=d.upper if capped else None) for d in own]
+
+
+def partitions(instance: Instance) -> list[NDArray[np.int64]]:
+    """All z within the budget (6b) that use at least one group."""
+    ranges = [range(most + 1) for most in instance.max_groups]
+    found = [np.array(z) for z in product(*ranges)]
+    return [z for z in found if 0 < z @ instance.group_gpus <= instance.gpus]
+
+
+def uniform_routing(
+    instance: Instance, eta: NDArray[np.float64], groups: Sequence[int] | None = None
+) -> Policy:
+    """Every class spread evenly over the configurations in use, nothing rejected.
+
+    The partition z is the cheapest by `evaluate` among those that violate the memory constraint least,
+    unless ``groups`` gives it; prefixes are cached where Block 2's rule u pi / z > 1 says so.
+    """
+    best: tuple[float, float] = (np.inf, np.inf)
+    chosen: Policy | None = None
+    for z in [np.array(groups)] if groups is not None else partitions(instance):
+        used = z > 0
+        routing = np.tile(used / used.sum(), (len(instance.classes), 1))
+        prefix = instance.offered_loads * routing > np.maximum(z, 1)
+        policy = Policy.of(instance, z, eta, routing, prefix)
+        result = evaluate(instance, policy)
+        rank = (0.0 if result.feasible else result.violation, result.objective)
+        if chosen is None or rank < best:
+            best, chosen = rank, policy
+    return chosen
+
+
+def choose(
+    instance: Instance,
+    method: str,
+    variant: str,
+    groups: Sequence[int] | None,
+    options: Mapping[str, Any],
+) -> Solution:
+    """The policy of a method with one component left out; ``groups`` fixes the partition."""
+    if variant not in VARIANTS:
+        raise ValueError(f"variant {variant!r}; expected one of {VARIANTS}")
+    fixed = {} if groups is None else {"groups": groups}
+    if variant == "-Routing":
+        policy = uniform_routing(instance, reservations(method, instance), groups)
+        return Solution.of(instance, policy, seconds=0.0, status="feasible", method="uniform routing")
+    if variant == "-DRO (SAA)":
+        instance = instance.replace(ambiguity=Wasserstein1(0.0))
+    if variant == "-Prefix caching":
+        bare = tuple(replace(c, prefix_tokens=0.0) for c in instance.classes)
+        solution = optimise(method, instance.replace(classes=bare), **fixed, **options)
+        policy = replace(solution.policy, prefix_cache=np.zeros_like(solution.policy.prefix_cache))
+        return replace(solution, policy=policy)
+    return optimise(method, instance, **fixed, **options)
+
+
+def point(
+    *,
+    instance: Mapping[str, Any] | None = None,
+    method: str = "DRO",
+    variant: str = "full",
+    groups: Sequence[int] | None = None,
+    shift: float = 1.0,
+    evaluated_on: Sequence[str] | None = None,
+    capped: bool = True,
+    requests: int = REQUESTS,
+    seed: int = 0,
+    gap: float = 1e-4,
+    time_limit: float = 20.0,
+    labels: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Solve and replay one scenario.
+
+    Parameters
+    ----------
+    instance : keyword arguments of `build`.
+    method : as in `kvcache.baselines.reservations`.
+    variant : one of `VARIANTS`.
+    groups : a fixed partition z.
+    shift, evaluated_on, capped : keyword arguments of `evaluation` (``outputs`` as ``evaluated_on``).
+    requests, seed : of the replay's workload.
+    gap, time_limit : of the solver, seconds.
+    labels : columns to put in front of the row.
+
+    Returns
+    -------
+    dict
+        The labels; the optimiser's objective by term, its proven gap, partition, reservations and their
+        training quantiles and admitted shares per class; and what `kvcache.replay.Replay.row` measured.
+    """
+    built = build(**(instance or {}))
+    solution = choose(built, method, variant, groups, {"gap": gap, "time_limit": time_limit})
+    policy = solution.policy
+    lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
+    measured = replay(built, policy, Workload.draw(lengths, np.random.default_rng(seed), requests))
+    eta = policy.reservations - built.input_tokens
+    row: dict[str, Any] = {
+        **(labels or {}),
+        "method": method,
+        "variant": variant,
+        "status": solution.status,
+        "objective": solution.objective,
+        "optimality_gap": solution.gap if np.isfinite(solution.gap) else None,
+        **{f"{name}_term": value for name, value in solution.terms.items()},
+        "groups": "+".join(map(str, policy.groups)),
+    }
+    for c, tokens, share in zip(built.classes, eta, policy.admission, strict=True):
+        row[f"eta_{c.name}"] = tokens
+        row[f"quantile_{c.name}"] = c.output.cdf(tokens + WHOLE)
+        row[f"admitted_{c.name}"] = share
+    return {**row, **measured.row()}
