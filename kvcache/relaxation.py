@@ -1,0 +1,698 @@
+"""The convex relaxation of the joint problem on a box: one linear program, kept warm, with shared cuts.
+
+A *box* restricts the groups z_k, the utilisations v_k, the output reservations eta_i, the routing
+shares pi_ik and the prefix decisions delta_ik. On it the products of the joint problem are replaced by
+new columns and by inequalities that every policy in the box satisfies, so the optimum of the linear
+program is a lower bound on the cost of every such policy:
+
+======================  ==========================================================================
+column                  stands for, and what holds it
+======================  ==========================================================================
+``h = pi eta``          el pi <= h <= eu pi. The cost pi WC(eta) is the perspective of a convex
+                        function, jointly convex in (pi, h): every tangent WC(e) >= a + b e of WC gives
+                        the cut pi WC(h / pi) >= a pi + b h. Exact once enough tangents are known.
+``V = z v``             the load of a configuration in group capacities, linear in pi, h, y and t;
+                        McCormick's four inequalities tie V, z and v. Exact once z is fixed.
+``W``                   v / (1 - v), convex: tangents below, the chord of the box above.
+``q = pi W``            McCormick. Exact where pi is at a bound or W is fixed.
+``y = delta pi``,       y <= pi, y <= pu delta, t >= zl delta, t >= z - zu (1 - delta). Only small t
+``t = delta z``         and large y help, so delta = y / pu is optimal and is eliminated.
+======================  ==========================================================================
+
+Multiplying the definition of the load by W ties the products together without any branching: with
+c = u ((L_in + eu) + kappa L_pre) / M, ``sum_i c_ik q_ik >= z v W(v)``, and the right side is the
+perspective of the convex v^2 / (1 - v), so its tangents in (V, z) are cuts.
+
+Two restrictions lose no optimum. Reserving more than the smallest minimiser of WC_i costs more and holds
+more. A prefix cached where (1 + kappa) u pi < z (fewer than one request per group, headroom
+included) holds more memory than it saves, and leaving it out where u pi > z does too; so delta = 1 is only
+considered with pi >= z / ((1 + kappa) u), and delta = 0 only with pi <= z / u.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+
+import highspy
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.instance import Instance
+
+__all__ = ["Box", "Data", "Point", "Relaxation"]
+
+Floats = NDArray[np.float64]
+INF = highspy.kHighsInf
+
+# Utilisation beyond which the tangents of the wait become too steep for floating point: the bound stays
+# valid there, only weaker.
+STEEPEST = 0.98
+# Reduced costs and dual values are trusted up to this share of the scaled objective (about 1e4).
+MARGIN = 1e-7
+
+
+def wait(v: Floats) -> Floats:
+    """v / (1 - v): the wait in units of phi_k, infinite from v = 1 on."""
+    v = np.asarray(v, dtype=float)
+    return np.where(v < 1, v / np.where(v < 1, 1 - v, 1.0), np.inf)
+
+
+@dataclass(frozen=True)
+class Data:
+    """An instance as the arrays that the relaxation and the local search use.
+
+    ``low`` and ``high`` (I,) bound eta. They are equal where the reservations are prescribed.
+    """
+
+    instance: Instance
+    low: Floats
+    high: Floats
+
+    @classmethod
+    def of(cls, instance: Instance, reservations: Floats | None = None) -> Data:
+        """``reservations`` (I,): prescribed r_i = L_in + eta_i in tokens, or None to optimise them."""
+        if reservations is None:
+            return cls(instance, np.zeros(len(instance.classes)), instance.unconstrained_reservations())
+        eta = np.asarray(reservations, dtype=float) - instance.input_tokens
+        slack = 1e-9 * instance.max_output_tokens
+        if eta.shape != (len(instance.classes),) or not np.all(
+            (eta >= -slack) & (eta <= instance.max_output_tokens + slack)
+        ):
+            raise ValueError(
+                f"reservations: {reservations}; expected one per class within [L_in, L_in + L_max] tokens"
+            )
+        eta = np.clip(eta, 0.0, instance.max_output_tokens)
+        return cls(instance, eta, eta)
+
+    @cached_property
+    def prescribed(self) -> bool:
+        return bool(np.all(self.low == self.high))
+
+    @cached_property
+    def per_token(self) -> Floats:
+        """(I, K) u_ik / M_k: share of a group held per token of class i reserved, if all of i went to k."""
+        return self.instance.offered_loads / self.instance.kv_tokens
+
+    @cached_property
+    def cheapest(self) -> Floats:
+        """(I,) the least worst-case cost of a request within the bounds on eta."""
+        return np.array([self.cut(i, e)[0] for i, e in enumerate(self.high)])
+
+    def cut(self, i: int, eta: float | Floats) -> tuple[float, float] | tuple[Floats, Floats]:
+        """Value and slope of WC_i at eta, a number or an array."""
+        costs = self.instance.costs
+        return self.instance.ambiguity.cut(self.instance.classes[i].output, eta, costs.preemption, costs.waste)
+
+    @cached_property
+    def prefix_useful(self) -> NDArray[np.bool_]:
+        """(I, K) whether caching the prefix of i on some group of k can pay at all."""
+        u, L = self.instance.offered_loads, self.instance.prefix_tokens
+        headroom = 1 + self.instance.headroom
+        return (L > 0)[:, None] & (headroom * u > 1) & (L[:, None] < self.instance.kv_tokens)
+
+    @cached_property
+    def servable(self) -> NDArray[np.bool_]:
+        """(I, K) False where no group of k can hold what its smallest share of class i needs."""
+        return np.broadcast_to(self.instance.max_groups > 0, self.instance.offered_loads.shape)
+
+
+def fullest(data: Data) -> Floats:
+    """(K,) the highest v_k that (6e) allows a policy whose prefixes pay.
+
+    Let R be the requests' share of a group and P the prefixes': (1 + kappa) R + P <= 1, and a prefix is
+    cached for at least 1 / (1 + kappa) requests, so P <= (1 + kappa) R max_i L / (L_in + eta - L).
+    """
+    instance, headroom = data.instance, 1 + data.instance.headroom
+    prefix = instance.prefix_tokens
+    own = instance.input_tokens + data.low - prefix
+    with np.errstate(divide="ignore"):
+        ratio = np.where(prefix > 0, prefix / own, 0.0)
+    most = headroom * np.where(data.prefix_useful, ratio[:, None], 0.0).max(axis=0)
+    return np.where(np.isfinite(most), (1 + most) / (headroom + np.where(np.isfinite(most), most, 0.0)), 1.0)
+
+
+@dataclass(frozen=True)
+class Box:
+    """Bounds on z (K,), v (K,), eta (I,), pi (I, K) and delta (I, K); see the module."""
+
+    zl: Floats
+    zu: Floats
+    vl: Floats
+    vu: Floats
+    el: Floats
+    eu: Floats
+    pl: Floats
+    pu: Floats
+    dl: NDArray[np.bool_]
+    du: NDArray[np.bool_]
+
+    @classmethod
+    def root(cls, data: Data) -> Box:
+        """The whole feasible region, but for policies that another one dominates."""
+        instance = data.instance
+        classes, configs = instance.offered_loads.shape
+        useful = data.prefix_useful
+        return cls(
+            zl=np.zeros(configs),
+            zu=instance.max_groups.astype(float),
+            vl=np.zeros(configs),
+            vu=fullest(data),
+            el=data.low,
+            eu=data.high,
+            pl=np.zeros((classes, configs)),
+            pu=data.servable.astype(float),
+            dl=np.zeros((classes, configs), dtype=bool),
+            du=useful & data.servable,
+        )
+
+    def with_(self, name: str, at: int | tuple[int, int], value: float) -> Box:
+        """The box with one entry of one bound replaced."""
+        array = getattr(self, name).copy()
+        array[at] = value
+        return replace(self, **{name: array})
+
+    def tightened(self, data: Data) -> Box | None:
+        """The box after propagation of the budget and of the prefix rules; None when nothing is left."""
+        instance = data.instance
+        n, u, headroom = instance.group_gpus, instance.offered_loads, 1 + instance.headroom
+        spare = instance.gpus - n @ self.zl
+        if spare < 0:
+            return None
+        zu = np.minimum(self.zu, self.zl + np.floor(spare / n))
+        pu = np.minimum(self.pu, zu)
+        du = self.du & (headroom * u * pu >= np.maximum(self.zl, 1) * (1 - 1e-9))
+        dl = self.dl | (data.prefix_useful & (self.pl * u > zu * (1 + 1e-9)))
+        pl = np.maximum(self.pl, np.where(dl, np.maximum(self.zl, 1) / (headroom * u), 0.0))
+        pu = np.where(du | ~data.prefix_useful, pu, np.minimum(pu, zu / u))
+        zl = np.maximum(self.zl, dl.any(axis=0))
+        # A class whose share on one configuration is large leaves little for the others.
+        pu = np.minimum(pu, 1 - (pl.sum(axis=1, keepdims=True) - pl))
+        if (
+            np.any(zl > zu)
+            or np.any(self.vl > self.vu)
+            or np.any(self.el > self.eu)
+            or np.any(pl > pu + 1e-12)
+            or np.any(dl & ~du)
+        ):
+            return None
+        return replace(self, zl=zl, zu=zu, pl=np.minimum(pl, pu), pu=pu, dl=dl, du=du)
+
+
+@dataclass(frozen=True)
+class Point:
+    """An optimum of the relaxation: its bound, its columns by name, and the duals that branching uses.
+
+    ``bound`` is the cost below which no policy of the box lies (inf when the box is empty or beyond the
+    cutoff). ``memory``, ``load`` (K,) and ``tardy`` (I,) are prices >= 0 of the rows of that name,
+    ``reduced_pi`` (I, K) and ``reduced_z`` (K,) reduced costs, all in cost units.
+    """
+
+    bound: float
+    z: Floats
+    v: Floats
+    load: Floats
+    wait: Floats
+    late: Floats
+    pi: Floats
+    h: Floats
+    q: Floats
+    y: Floats
+    t: Floats
+    memory_price: Floats
+    load_price: Floats
+    tardy_price: Floats
+    reduced_pi: Floats
+    reduced_z: Floats
+
+
+class Relaxation:
+    """The linear program over one set of (class, configuration) pairs; boxes are loaded into it in turn.
+
+    Parameters
+    ----------
+    data : Data
+    box : Box
+        Pairs whose ``pu`` is 0 here are left out for good.
+    """
+
+    def __init__(self, data: Data, box: Box) -> None:
+        self.data = data
+        instance, costs = data.instance, data.instance.costs
+        self.shape = classes, configs = box.pu.shape
+        self.pair_class, self.pair_config = i, k = np.nonzero(box.pu > 0)
+        pairs = i.size
+        free = data.high > data.low
+        queues = self.queueing(data, box)
+        prefix = box.du[i, k]
+
+        # Columns, scaled so that all but a few lie within [0, 1] and the objective is about 1e4.
+        rates = instance.arrival_rates
+        self.scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
+        self.offset = costs.rejection * float(rates.sum())
+        self.eta_unit = np.maximum(data.high, 1.0)
+        self._columns = 0
+
+        def block(count: int) -> NDArray[np.int64]:
+            self._columns += count
+            return np.arange(self._columns - count, self._columns)
+
+        def some(where: NDArray[np.bool_]) -> NDArray[np.int64]:
+            index = np.full(where.size, -1)
+            index[where] = block(int(where.sum()))
+            return index
+
+        self.z, self.v, self.load, self.wait = (block(configs) for _ in range(4))
+        self.late = block(classes)
+        self.pi = block(pairs)
+        self.h, self.w = some(free[i]), some(free[i])
+        self.q = some(queues[k])
+        self.y, self.t = some(prefix), some(prefix)
+        has_h, has_q, has_y = self.h >= 0, self.q >= 0, self.y >= 0
+        self.has_h, self.has_q, self.has_y = has_h, has_q, has_y
+
+        cost = np.zeros(self._columns)
+        cost[self.z] = costs.gpu * instance.group_gpus
+        cost[self.late] = costs.slo * rates * instance.latency_slos
+        cost[self.pi] = rates[i] * (data.cheapest[i] - costs.rejection)
+        cost[self.w[has_h]] = self.scale
+        lower, upper = np.zeros(self._columns), np.full(self._columns, INF)
+        self._col_bounds = lower, upper
+
+        # Rows: lists of (row, column, value); the entries that depend on the box come with a function.
+        self._entries: list[tuple[NDArray, NDArray, NDArray]] = []
+        self._boxed: list[tuple[NDArray, NDArray, str]] = []
+        self._row_lower: list[Floats] = []
+        self._row_upper: list[Floats] = []
+        self._rows = 0
+
+        def rows(count: int, low: float | Floats = -INF, high: float | Floats = INF) -> NDArray[np.int64]:
+            self._row_lower.append(np.broadcast_to(np.asarray(low, float), (count,)))
+            self._row_upper.append(np.broadcast_to(np.asarray(high, float), (count,)))
+            self._rows += count
+            return np.arange(self._rows - count, self._rows)
+
+        def put(row: NDArray, column: NDArray, value: float | Floats) -> None:
+            row, column = np.broadcast_arrays(row, column)
+            self._entries.append((row, column, np.broadcast_to(np.asarray(value, float), row.shape)))
+
+        def boxed(row: NDArray, column: NDArray, name: str) -> None:
+            self._boxed.append((row, column, name))
+
+        a = data.per_token[i, k]
+        headroom = 1 + instance.headroom
+        prompt, prefixes = instance.input_tokens[i], instance.prefix_tokens[i]
+        fixed_eta = np.where(free, 0.0, data.high)[i]
+        share = prefixes / instance.kv_tokens[k]
+
+        budget = rows(1, -INF, instance.gpus)
+        put(np.repeat(budget, configs), self.z, instance.group_gpus)
+        self.row_memory = rows(configs, -INF, 0.0)
+        self.row_load = rows(configs, 0.0, 0.0)
+        for row, factor, own in ((self.row_memory, headroom, self.z), (self.row_load, 1.0, self.load)):
+            put(row[k], self.pi, factor * a * (prompt + fixed_eta))
+            put(row[k[has_h]], self.h[has_h], (factor * a * self.eta_unit[i])[has_h])
+            put(row[k[has_y]], self.y[has_y], (-factor * a * prefixes)[has_y])
+            put(row[k[has_y]], self.t[has_y], share[has_y])
+            put(row, own, -1.0)
+        admission = rows(classes, -INF, 1.0)
+        put(admission[i], self.pi, 1.0)
+        self.row_tardy = rows(classes, 0.0, INF)
+        put(self.row_tardy, self.late, 1.0)
+        put(self.row_tardy[i], self.pi, 1 - instance.service_times[i, k] / instance.latency_slos[i])
+        put(
+            self.row_tardy[i[has_q]],
+            self.q[has_q],
+            -(instance.queueing_factors[k] / instance.latency_slos[i])[has_q],
+        )
+        deployed = rows(pairs, -INF, 0.0)
+        put(deployed, self.pi, 1.0)
+        put(deployed, self.z[k], -1.0)
+
+        # McCormick for load = z v, and the chord of the wait.
+        self._wait_rows = {}
+        for name, v_name, z_name in (
+            ("low_low", "zl", "vl"),
+            ("up_up", "zu", "vu"),
+            ("up_low", "zu", "vl"),
+            ("low_up", "zl", "vu"),
+        ):
+            row = self._wait_rows[name] = rows(configs)
+            put(row, self.load, 1.0)
+            boxed(row, self.v, "-" + v_name)
+            boxed(row, self.z, "-" + z_name)
+        self._wait_rows["chord"] = row = rows(configs)
+        put(row, self.wait, 1.0)
+        boxed(row, self.v, "-chord")
+
+        # h between el pi and eu pi.
+        hi = np.flatnonzero(has_h)
+        for name in ("el", "eu"):
+            row = rows(hi.size, *((0.0, INF) if name == "el" else (-INF, 0.0)))
+            put(row, self.h[hi], 1.0)
+            boxed(row, self.pi[hi], f"-{name}[i]")
+        # McCormick for q = pi W.
+        qi = np.flatnonzero(has_q)
+        self._q_rows = {}
+        for name, pi_name, w_name in (
+            ("q_low", "wl", "pl"),
+            ("q_up", "wu", "pu"),
+            ("q_cap", "wu", "pl"),
+            ("q_lid", "wl", "pu"),
+        ):
+            row = self._q_rows[name] = rows(qi.size)
+            put(row, self.q[qi], 1.0)
+            boxed(row, self.pi[qi], f"-{pi_name}[k]")
+            boxed(row, self.wait[k[qi]], f"-{w_name}[q]")
+        # Prefix caching.
+        yi = np.flatnonzero(has_y)
+        below = rows(yi.size, -INF, 0.0)
+        put(below, self.y[yi], 1.0)
+        put(below, self.pi[yi], -1.0)
+        row = rows(yi.size, 0.0, INF)
+        put(row, self.t[yi], 1.0)
+        boxed(row, self.y[yi], "-t_low")
+        self._t_rows = row = rows(yi.size)
+        put(row, self.t[yi], 1.0)
+        put(row, self.z[k[yi]], -1.0)
+        boxed(row, self.y[yi], "-t_up")
+        self._hi, self._qi, self._yi = hi, qi, yi
+
+        # The load times the wait (module): coefficients of q, with the root's eu.
+        kappa_prefix = np.where(prefix, instance.headroom * prefixes, 0.0)
+        self._product = a * (prompt + data.high[i] + kappa_prefix)
+
+        self._build(cost / self.scale)
+        self._known: set[tuple] = set()
+        if qi.size:
+            self._wait_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.0, 0.3, 0.5, 0.7, 0.85)])
+            self._product_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.3, 0.5, 0.7, 0.85)])
+        self.load_box(box)
+
+    @staticmethod
+    def queueing(data: Data, box: Box) -> NDArray[np.bool_]:
+        """(K,) whether waiting on k can make some class tardy, at a price."""
+        instance = data.instance
+        if instance.costs.slo == 0:
+            return np.zeros(box.zu.size, dtype=bool)
+        with np.errstate(invalid="ignore"):
+            longest = instance.queueing_factors * wait(box.vu)
+        served = box.pu > 0
+        response = np.where(served, instance.service_times + longest, -np.inf)
+        # One slow configuration makes the mean of a class late on all of them.
+        late = response.max(axis=1) > instance.latency_slos
+        return (served & late[:, None]).any(axis=0)
+
+    # ---- the program --------------------------------------------------------------------------
+
+    def _build(self, cost: Floats) -> None:
+        row = np.concatenate([e[0] for e in self._entries] + [b[0] for b in self._boxed])
+        column = np.concatenate([e[1] for e in self._entries] + [b[1] for b in self._boxed])
+        plain = np.concatenate([e[2] for e in self._entries])
+        # Box entries start at a value that cannot be dropped as zero.
+        self._boxed_row = row[plain.size :].astype(np.int32)
+        self._boxed_col = column[plain.size :].astype(np.int32)
+        self._boxed_value = np.full(self._boxed_row.size, -0.5)
+        value = np.concatenate([plain, self._boxed_value])
+        order = np.lexsort((column, row))
+        starts = np.searchsorted(row[order], np.arange(self._rows + 1))
+        self._low, self._high = np.concatenate(self._row_lower), np.concatenate(self._row_upper)
+
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = self._columns, self._rows
+        lp.col_cost_ = cost
+        lp.col_lower_, lp.col_upper_ = self._col_bounds
+        lp.row_lower_, lp.row_upper_ = self._low, self._high
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = self._columns, self._rows
+        lp.a_matrix_.start_ = starts.astype(np.int32)
+        lp.a_matrix_.index_ = column[order].astype(np.int32)
+        lp.a_matrix_.value_ = value[order]
+        self.highs = highspy.Highs()
+        for option, setting in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("parallel", "off"),
+            ("presolve", "off"),
+            ("solver", "simplex"),
+            ("random_seed", 0),
+        ):
+            self.highs.setOptionValue(option, setting)
+        self.highs.passModel(lp)
+        self._fixed_rows = self._rows
+
+    def load_box(self, box: Box) -> None:
+        """Make the program the relaxation on ``box``: only entries that differ are sent to the solver."""
+        self.box = box
+        data, i, k = self.data, self.pair_class, self.pair_config
+        wl, wu = wait(box.vl), wait(box.vu)
+        finite = np.isfinite(wu)
+        wu_or_0 = np.where(finite, wu, 0.0)
+        chord = np.where(box.vu > box.vl, (wu_or_0 - wl) / np.maximum(box.vu - box.vl, 1e-12), 0.0)
+        hi, qi, yi = self._hi, self._qi, self._yi
+        pl, pu = box.pl[i, k], box.pu[i, k]
+        unit = self.eta_unit[i[hi]]
+        one_group = np.maximum(box.zl, 1.0)[k[yi]]
+        headroom = 1 + data.instance.headroom
+        # With delta = 1 the class and its prefix alone must fit: t (M - L) >= (1 + kappa) u (r - L) y.
+        prefix = data.instance.prefix_tokens[i[yi]]
+        room = data.instance.kv_tokens[k[yi]] - prefix
+        alone = (
+            headroom
+            * data.instance.offered_loads[i[yi], k[yi]]
+            * (data.instance.input_tokens[i[yi]] - prefix + box.el[i[yi]])
+            / room
+        )
+        cached = box.dl[i[yi], k[yi]]
+        caching = box.du[i[yi], k[yi]] & (pu[yi] > 0)
+        pu_y = np.where(caching, pu[yi], 1.0)
+        values = {
+            "-zl": -box.zl,
+            "-zu": -box.zu,
+            "-vl": -box.vl,
+            "-vu": -box.vu,
+            "-chord": -chord,
+            "-el[i]": -box.el[i[hi]] / unit,
+            "-eu[i]": -box.eu[i[hi]] / unit,
+            "-wl[k]": -wl[k[qi]],
+            "-wu[k]": -wu_or_0[k[qi]],
+            "-pl[q]": -pl[qi],
+            "-pu[q]": -pu[qi],
+            "-t_low": -np.where(caching, np.maximum(one_group / pu_y, alone), 1.0),
+            "-t_up": -np.where(cached | ~caching, 0.0, box.zu[k[yi]] / pu_y),
+        }
+        new = np.concatenate([values[name] for _, _, name in self._boxed])
+        for at in np.flatnonzero(new != self._boxed_value):
+            self.highs.changeCoeff(int(self._boxed_row[at]), int(self._boxed_col[at]), float(new[at]))
+        self._boxed_value = new
+
+        low, high = self._low.copy(), self._high.copy()
+        rows = self._wait_rows
+        low[rows["low_low"]] = -box.zl * box.vl
+        low[rows["up_up"]] = -box.zu * box.vu
+        high[rows["up_low"]] = -box.zu * box.vl
+        high[rows["low_up"]] = -box.zl * box.vu
+        high[rows["chord"]] = np.where(finite, wl - chord * box.vl, INF)
+        rows, kq = self._q_rows, k[qi]
+        low[rows["q_low"]] = -(pl[qi] * wl[kq])
+        low[rows["q_up"]] = np.where(finite[kq], -(pu[qi] * wu_or_0[kq]), -INF)
+        high[rows["q_cap"]] = np.where(finite[kq], -(pl[qi] * wu_or_0[kq]), INF)
+        high[rows["q_lid"]] = -(pu[qi] * wl[kq])
+        low[self._t_rows] = np.where(cached, 0.0, np.where(caching, -box.zu[k[yi]], -INF))
+        n = self._fixed_rows
+        self.highs.changeRowsBounds(n, np.arange(n, dtype=np.int32), low, high)
+
+        lower, upper = np.zeros(self._columns), np.full(self._columns, INF)
+        lower[self.z], upper[self.z] = box.zl, box.zu
+        lower[self.v], upper[self.v] = box.vl, box.vu
+        upper[self.load] = box.zu * box.vu
+        lower[self.wait], upper[self.wait] = wl, np.where(finite, wu, INF)
+        lower[self.pi], upper[self.pi] = pl, pu
+        upper[self.y[yi]] = np.where(caching, pu[yi], 0.0)
+        lower[self.t[yi]] = np.where(cached, box.zl[k[yi]], 0.0)
+        upper[self.t[yi]] = np.where(caching, box.zu[k[yi]], 0.0)
+        self.highs.changeColsBounds(
+            self._columns, np.arange(self._columns, dtype=np.int32), lower, upper
+        )
+
+    # ---- cuts ---------------------------------------------------------------------------------
+
+    def _add_rows(self, lower: list[float] | Floats, entries: list[tuple[list[int], list[float]]]) -> None:
+        starts = np.cumsum([0] + [len(columns) for columns, _ in entries[:-1]]).astype(np.int32)
+        index = np.array([c for columns, _ in entries for c in columns], dtype=np.int32)
+        value = np.array([x for _, values in entries for x in values])
+        count = len(entries)
+        if count == 0:
+            return
+        self.highs.addRows(count, np.array(lower), np.full(count, INF), index.size, starts, index, value)
+        self._rows += count
+
+    def add_cost_cuts(self, pairs: NDArray[np.int64], etas: Floats, values: Floats, slopes: Floats) -> None:
+        """Tangents of WC at ``etas`` with these values and slopes, one per pair."""
+        i = self.pair_class[pairs]
+        rates = self.data.instance.arrival_rates[i] / self.scale
+        on_pi = -rates * (values - slopes * etas - self.data.cheapest[i])
+        on_h = -rates * slopes * self.eta_unit[i]
+        self._add_rows(
+            np.zeros(pairs.size),
+            [
+                ([int(self.w[p]), int(self.pi[p]), int(self.h[p])], [1.0, float(x), float(y)])
+                for p, x, y in zip(pairs, on_pi, on_h, strict=True)
+            ],
+        )
+
+    def _wait_cuts(self, at: list[tuple[int, float]]) -> None:
+        """Tangents of v / (1 - v)."""
+        lower, entries = [], []
+        for k, v in at:
+            if ("w", k, v) in self._known:
+                continue
+            self._known.add(("w", k, v))
+            slope = 1 / (1 - v) ** 2
+            lower.append(v / (1 - v) - slope * v)
+            entries.append(([int(self.wait[k]), int(self.v[k])], [1.0, -slope]))
+        if entries:
+            self._add_rows(lower, entries)
+
+    def _product_cuts(self, at: list[tuple[int, float]]) -> None:
+        """Tangents of z g(V / z), g(v) = v^2 / (1 - v), under the load times the wait."""
+        lower, entries = [], []
+        for k, v in at:
+            if ("g", k, v) in self._known:
+                continue
+            self._known.add(("g", k, v))
+            slope = v * (2 - v) / (1 - v) ** 2
+            pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
+            lower.append(0.0)
+            entries.append(
+                (
+                    [*self.q[pairs].tolist(), int(self.load[k]), int(self.z[k])],
+                    [*self._product[pairs].tolist(), -slope, -(v * v / (1 - v) - slope * v)],
+                )
+            )
+        if entries:
+            self._add_rows(lower, entries)
+
+    # ---- solving ------------------------------------------------------------------------------
+
+    def solve(self, cutoff: float = np.inf, *, rounds: int = 20, precision: float = 1e-6) -> Point | None:
+        """The bound on the loaded box, after rounds of cuts; None when it is empty or above ``cutoff``.
+
+        Cuts are added while what they cut off exceeds ``precision`` of the cost.
+        """
+        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale
+        self.highs.setOptionValue("objective_bound", limit)
+        point = None
+        for last in range(rounds - 1, -1, -1):
+            self.highs.run()
+            status = self.highs.getModelStatus()
+            if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound):
+                return None
+            if status != highspy.HighsModelStatus.kOptimal:
+                # Numerical trouble: start over without the basis.
+                self.highs.clearSolver()
+                self.highs.run()
+                status = self.highs.getModelStatus()
+                if status == highspy.HighsModelStatus.kInfeasible:
+                    return None
+                if status != highspy.HighsModelStatus.kOptimal:
+                    return point
+            point = self._point()
+            if point.bound >= cutoff:
+                return None
+            if last == 0 or not self._separate(point, precision * max(abs(point.bound), self.scale)):
+                break
+        return point
+
+    def basis(self) -> highspy.HighsBasis:
+        """The basis of the last solve, to return to the same region later."""
+        return self.highs.getBasis()
+
+    def set_basis(self, basis: highspy.HighsBasis) -> None:
+        """Start the next solve from ``basis``; cuts added since then enter as basic."""
+        missing = self._rows - len(basis.row_status)
+        if missing:
+            basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
+        self.highs.setBasis(basis)
+
+    def _point(self) -> Point:
+        solution = self.highs.getSolution()
+        x = np.array(solution.col_value)
+        dual_columns, dual_rows = np.array(solution.col_dual), np.array(solution.row_dual)
+        objective = self.highs.getInfo().objective_function_value
+        i, k = self.pair_class, self.pair_config
+
+        def matrix(columns: NDArray[np.int64], unit: float | Floats = 1.0) -> Floats:
+            out = np.zeros(self.shape)
+            have = columns >= 0
+            out[i[have], k[have]] = (x[columns] * unit)[have]
+            return out
+
+        pi = matrix(self.pi)
+        h = matrix(self.h, self.eta_unit[i])
+        fixed = self.data.high == self.data.low
+        h[fixed] = pi[fixed] * self.data.high[fixed, None]
+        reduced = np.zeros(self.shape)
+        reduced[i, k] = dual_columns[self.pi] * self.scale
+        bound = self.offset + self.scale * (objective - MARGIN * 1e4)
+        return Point(
+            bound=max(bound, 0.0),
+            z=x[self.z],
+            v=x[self.v],
+            load=x[self.load],
+            wait=x[self.wait],
+            late=x[self.late] * self.data.instance.latency_slos,
+            pi=pi,
+            h=h,
+            q=matrix(self.q),
+            y=matrix(self.y),
+            t=matrix(self.t),
+            memory_price=-dual_rows[self.row_memory] * self.scale,
+            load_price=-dual_rows[self.row_load] * self.scale,
+            tardy_price=np.abs(dual_rows[self.row_tardy]) * self.scale,
+            reduced_pi=reduced,
+            reduced_z=dual_columns[self.z] * self.scale,
+        )
+
+    def _separate(self, point: Point, tolerance: float) -> bool:
+        """Add the tangents that ``point`` violates; whether any was worth it."""
+        x = np.array(self.highs.getSolution().col_value)
+        worth = 0.0
+        rates = self.data.instance.arrival_rates
+        found: list[tuple[NDArray, Floats, Floats, Floats]] = []
+        shares = x[self.pi]
+        active = self.has_h & (shares > 1e-7)
+        for i in np.unique(self.pair_class[active]).tolist():
+            pairs = np.flatnonzero(active & (self.pair_class == i))
+            etas = x[self.h[pairs]] * self.eta_unit[i] / shares[pairs]
+            etas = np.clip(etas, self.data.low[i], self.data.high[i])
+            values, slopes = self.data.cut(i, etas)
+            missing = rates[i] * shares[pairs] * (values - self.data.cheapest[i]) - x[self.w[pairs]] * self.scale
+            take = missing > 0.02 * tolerance
+            worth += float(missing[take].sum())
+            found.append((pairs[take], etas[take], values[take], slopes[take]))
+        steep, products = [], []
+        for k in np.unique(self.pair_config[self.has_q]).tolist():
+            v = min(float(point.v[k]), STEEPEST)
+            price = float((point.tardy_price * point.pi[:, k]).sum()) * self._wait_cost(k)
+            if v / (1 - v) - point.wait[k] > 1e-5 * (1 + point.wait[k]) and price * (v / (1 - v) - point.wait[k]) > 0.02 * tolerance:
+                steep.append((k, v))
+                worth += price * (v / (1 - v) - point.wait[k])
+            if point.z[k] > 1e-7:
+                v = min(float(point.load[k] / point.z[k]), STEEPEST)
+                pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
+                left = float(self._product[pairs] @ x[self.q[pairs]])
+                missing = point.z[k] * v * v / (1 - v) - left
+                if missing > 1e-5 * (1 + left):
+                    products.append((k, v))
+                    worth += tolerance
+        if worth <= tolerance:
+            return False
+        if found:
+            self.add_cost_cuts(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+        self._wait_cuts(steep)
+        self._product_cuts(products)
+        return True
+
+    def _wait_cost(self, k: int) -> float:
+        return float(self.data.instance.queueing_factors[k] / self.data.instance.latency_slos.min())
