@@ -1,0 +1,781 @@
+"""Reservations that are made again for every window of time, from the windows before it.
+
+A `Rule` says how to reserve for the next window given the past ones; `Rolling` runs it on windows that
+are fed one by one. A rule is handed a `Past`, which holds the windows before the one it decides for
+and nothing else, so no policy can see the lengths it is judged on.
+
+All work is on counts of requests per length: it grows with the number of windows and with the support
+bound, never with the number of requests. What happened in a window tells what *every* reservation
+would have cost there, so the learning rules below learn from full information.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.special import expit, logit
+
+from kvcache.ambiguity import AmbiguitySet, critical_fractile
+from kvcache.lengths import PROBABILITY_SLACK, LengthDistribution
+
+__all__ = [
+    "RATIOS",
+    "AdaHedge",
+    "Aggregate",
+    "Blend",
+    "Conformal",
+    "Exponential",
+    "First",
+    "Fractile",
+    "Latest",
+    "LogOdds",
+    "Memory",
+    "OnlineGradient",
+    "Past",
+    "Rolling",
+    "Rule",
+    "SameTime",
+    "adaptive",
+    "compare",
+    "follow",
+    "hull",
+    "log_odds",
+    "mixture_grid",
+    "neighbours",
+    "over_hindsight",
+]
+
+Floats = NDArray[np.float64]
+T = TypeVar("T")
+
+#: The paper's cost ratios rho = c_p / c_w.
+RATIOS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
+
+
+# ---- the past ---------------------------------------------------------------------------------------
+
+
+class Past:
+    """The windows seen so far, dense on the lengths 0..``upper`` (tokens) so that they can be averaged."""
+
+    def __init__(self, upper: int) -> None:
+        self.upper = int(upper)
+        self._size = 0
+        self._requests = np.zeros(8)
+        self._probabilities = np.zeros((8, self.upper + 1))
+        self._log_odds = np.zeros((8, self.upper + 1))
+        self._memo: dict[Hashable, object] = {}
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def requests(self) -> Floats:
+        """(t,) requests per window."""
+        return self._requests[: self._size]
+
+    @property
+    def probabilities(self) -> Floats:
+        """(t, upper + 1) shares of the requests of each window by length."""
+        return self._probabilities[: self._size]
+
+    @property
+    def log_odds(self) -> Floats:
+        """(t, upper + 1) log odds of the windows' CDFs, as `log_odds` makes them."""
+        return self._log_odds[: self._size]
+
+    def append(self, window: LengthDistribution) -> None:
+        """Add the window that has just ended; its weights are counts of requests."""
+        if window.upper != self.upper:
+            raise ValueError(
+                f"window {window.name!r} after {self._size}: upper is {window.upper}; expected {self.upper}, "
+                "the bound of the windows before it"
+            )
+        if self._size == self._requests.size:
+            for name in ("_requests", "_probabilities", "_log_odds"):
+                array = getattr(self, name)
+                setattr(self, name, np.concatenate([array, np.zeros_like(array)]))
+        self._requests[self._size] = window.total
+        self._probabilities[self._size, window.tokens] = window.probabilities
+        self._log_odds[self._size] = log_odds(window)
+        self._size += 1
+        self._memo.clear()
+
+    def before(self, windows: int) -> Past:
+        """The past as it was after so many windows (a view, which must not be appended to)."""
+        earlier = Past.__new__(Past)
+        earlier.upper, earlier._size, earlier._memo = self.upper, windows, {}
+        for name in ("_requests", "_probabilities", "_log_odds"):
+            view = getattr(self, name)[:windows]
+            view.flags.writeable = False
+            setattr(earlier, name, view)
+        return earlier
+
+    def remembered(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """The value of ``compute()``, kept until the next window: rules and cost ratios share it."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        return self._memo[key]  # type: ignore[return-value]
+
+
+def log_odds(window: LengthDistribution) -> Floats:
+    """(upper + 1,) log F(x) / (1 - F(x)) of a window's CDF at x = 0..upper.
+
+    Half a request is added to both sides, so that it is finite where nothing was seen.
+    """
+    below = window.cdf(np.arange(window.upper + 1))
+    half = 0.5 / window.total
+    return np.log((below + half) / (1.0 - below + half))
+
+
+# ---- memories: how much each past window counts ----------------------------------------------------
+
+
+class Memory(ABC):
+    """A forecast of the next window's lengths as a mixture of past windows. Subclasses are frozen."""
+
+    @abstractmethod
+    def shares(self, requests: Floats) -> Floats:
+        """(t,) shares of the past windows in the mixture, oldest first; they sum to one.
+
+        ``requests`` (t,) are the windows' requests, t >= 1.
+        """
+
+    def forecast(self, past: Past) -> Floats:
+        """(upper + 1,) forecast probabilities of the lengths."""
+
+        def mixture() -> Floats:
+            shares = self.shares(past.requests)
+            used = np.flatnonzero(shares)
+            return shares[used] @ past.probabilities[used]
+
+        return past.remembered(self, mixture)
+
+
+@dataclass(frozen=True)
+class Latest(Memory):
+    """The last ``windows`` windows, pooled request by request; all of them for ``None``."""
+
+    windows: int | None = 1
+
+    def __post_init__(self) -> None:
+        _at_least("windows", 1 if self.windows is None else self.windows, 1)
+
+    def shares(self, requests: Floats) -> Floats:
+        """See `Memory.shares`."""
+        kept = requests.copy()
+        if self.windows is not None:
+            kept[: -self.windows] = 0.0
+        return kept / kept.sum()
+
+
+@dataclass(frozen=True)
+class First(Memory):
+    """The first ``windows`` windows, pooled: what a policy that is set once knows."""
+
+    windows: int
+
+    def __post_init__(self) -> None:
+        _at_least("windows", self.windows, 1)
+
+    def shares(self, requests: Floats) -> Floats:
+        """See `Memory.shares`."""
+        kept = requests.copy()
+        kept[self.windows :] = 0.0
+        return kept / kept.sum()
+
+
+@dataclass(frozen=True)
+class Exponential(Memory):
+    """Each window counts half as much as the one ``half_life`` windows later."""
+
+    half_life: float
+
+    def __post_init__(self) -> None:
+        _positive("half_life", self.half_life, "number of windows")
+
+    def shares(self, requests: Floats) -> Floats:
+        """See `Memory.shares`."""
+        kept = 0.5 ** (np.arange(requests.size)[::-1] / self.half_life)
+        return kept / kept.sum()
+
+
+@dataclass(frozen=True)
+class SameTime(Memory):
+    """The window one season (a day, say) before the one decided for; the last window until there is one."""
+
+    season: int
+
+    def __post_init__(self) -> None:
+        _at_least("season", self.season, 1)
+
+    def shares(self, requests: Floats) -> Floats:
+        """See `Memory.shares`."""
+        kept = np.zeros(requests.size)
+        kept[-self.season if requests.size >= self.season else -1] = 1.0
+        return kept
+
+
+@dataclass(frozen=True)
+class Blend(Memory):
+    """A mixture of two memories, the first with share ``share``."""
+
+    one: Memory
+    other: Memory
+    share: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share <= 1:
+            raise ValueError(f"share: {self.share}; expected within [0, 1]")
+
+    def shares(self, requests: Floats) -> Floats:
+        """See `Memory.shares`."""
+        return self.share * self.one.shares(requests) + (1 - self.share) * self.other.shares(requests)
+
+
+def _at_least(name: str, value: float, bound: float) -> None:
+    if value != int(value) or value < bound:
+        raise ValueError(f"{name}: {value}; expected a whole number >= {bound}")
+
+
+def _positive(name: str, value: float, what: str) -> None:
+    if not value > 0:
+        raise ValueError(f"{name}: {value}; expected a positive {what}")
+
+
+# ---- rules --------------------------------------------------------------------------------------------
+
+
+class Learner(ABC):
+    """What a rule knows for one pair of costs. It is asked, then told, window after window."""
+
+    @abstractmethod
+    def reservation(self, past: Past) -> float:
+        """Output tokens to reserve in the window after ``past``."""
+
+    def learn(self, past: Past, window: LengthDistribution) -> None:
+        """``window`` came after ``past``."""
+        return None
+
+
+class Rule(ABC):
+    """How to reserve for the next window. Subclasses are frozen dataclasses without state."""
+
+    @abstractmethod
+    def start(self, c_p: float, c_w: float) -> Learner:
+        """A learner that has seen nothing yet."""
+
+
+@dataclass(frozen=True)
+class Fractile(Rule):
+    """The critical fractile of a memory's forecast, or what an ambiguity set makes of that forecast.
+
+    ``Fractile(First(k))`` is the static policy, ``Fractile(Latest(k))`` rolling SAA, and
+    ``Fractile(Latest(k), Wasserstein1(0.15, relative=True))`` rolling DRO.
+    """
+
+    memory: Memory
+    ambiguity: AmbiguitySet | None = None
+
+    def start(self, c_p: float, c_w: float) -> Learner:
+        """See `Rule.start`."""
+        return _FractileLearner(self, c_p, c_w)
+
+
+class _FractileLearner(Learner):
+    def __init__(self, rule: Fractile, c_p: float, c_w: float) -> None:
+        self.rule, self.c_p, self.c_w = rule, c_p, c_w
+        self.level = critical_fractile(c_p, c_w)
+
+    def reservation(self, past: Past) -> float:
+        if self.rule.ambiguity is None:
+            return _quantile(self.rule.memory, past, self.level)
+        return self.rule.ambiguity.reservation(_distribution(self.rule.memory, past), self.c_p, self.c_w)
+
+
+def _quantile(memory: Memory, past: Past, level: float) -> float:
+    """The smallest length whose forecast CDF reaches ``level``."""
+    cumulative = past.remembered(("cumulative", memory), lambda: np.cumsum(memory.forecast(past)))
+    at = np.searchsorted(cumulative, level * cumulative[-1] * (1 - PROBABILITY_SLACK))
+    return float(min(at, past.upper))
+
+
+def _distribution(memory: Memory, past: Past) -> LengthDistribution:
+    def build() -> LengthDistribution:
+        forecast = memory.forecast(past)
+        tokens = np.flatnonzero(forecast)
+        return LengthDistribution(tokens, forecast[tokens], past.upper)
+
+    return past.remembered(("distribution", memory), build)
+
+
+@dataclass(frozen=True)
+class OnlineGradient(Rule):
+    """Projected gradient steps on the reservation itself (AdaGrad, Duchi et al. 2011).
+
+    The gradient of a window's cost at eta is (c_p + c_w) (F_t(eta) - q*): only the share of requests
+    that fitted is needed. It starts at the first window's fractile, which also sets the step's scale.
+    """
+
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("scale", self.scale, "number")
+
+    def start(self, c_p: float, c_w: float) -> Learner:
+        """See `Rule.start`."""
+        return _GradientLearner(self, c_p, c_w)
+
+
+class _GradientLearner(Learner):
+    def __init__(self, rule: OnlineGradient, c_p: float, c_w: float) -> None:
+        self.scale, self.level, self.squares = rule.scale, critical_fractile(c_p, c_w), 0.0
+        self.eta: float | None = None
+
+    def reservation(self, past: Past) -> float:
+        if self.eta is None:
+            self.eta = _quantile(Latest(1), past, self.level)
+            self.scale *= max(self.eta, 1.0)
+        return self.eta
+
+    def learn(self, past: Past, window: LengthDistribution) -> None:
+        if not len(past):
+            return
+        gradient = window.cdf(self.reservation(past)) - self.level
+        self.squares += gradient**2
+        if self.squares > 0:
+            step = self.scale * gradient / np.sqrt(self.squares)
+            self.eta = float(np.clip(self.eta - step, 0.0, past.upper))
+
+
+@dataclass(frozen=True)
+class Conformal(Rule):
+    """Adaptive conformal inference (Gibbs and Candes 2021) on the level of the quantile.
+
+    It reserves the quantile of a memory's forecast at a level a, which starts at q* and moves by
+    ``step`` times the miss: a += step (q* - F_t(eta)).
+    """
+
+    memory: Memory
+    step: float
+
+    def __post_init__(self) -> None:
+        _positive("step", self.step, "number")
+
+    def start(self, c_p: float, c_w: float) -> Learner:
+        """See `Rule.start`."""
+        return _ConformalLearner(self, c_p, c_w)
+
+
+class _ConformalLearner(Learner):
+    def __init__(self, rule: Conformal, c_p: float, c_w: float) -> None:
+        self.rule, self.target = rule, critical_fractile(c_p, c_w)
+        self.level = self.target
+
+    def reservation(self, past: Past) -> float:
+        return _quantile(self.rule.memory, past, float(np.clip(self.level, 0.0, 1.0)))
+
+    def learn(self, past: Past, window: LengthDistribution) -> None:
+        if len(past):
+            self.level += self.rule.step * (self.target - window.cdf(self.reservation(past)))
+
+
+@dataclass(frozen=True)
+class LogOdds(Rule):
+    """A regression of the next CDF's log odds on recent ones, learned as the windows go by.
+
+    With z_t(x) = log F_t(x) / (1 - F_t(x)) the forecast of window t is
+
+        z(x) = z_{t-1}(x) + b_1 (m_s(x) - z_{t-1}(x)) + b_2 (m_l(x) - z_{t-1}(x)) + b_3 d(x),
+
+    where m_s and m_l are exponentially weighted means of the past z (a short and a long half-life) and
+    d is how z moved at this time of the season: z_{t-s} - z_{t-s-1}, averaged over the last two seasons.
+    Every length x whose forecast log odds lie within ``reach`` of the target's gives one equation after the
+    window, weighted by the stretch of log odds that it stands for; b is their ridge estimate around
+    ``prior``, older windows being forgotten by the factor ``forgetting`` per window.
+
+    Averages of log odds are geometric: one odd window does not drag a tail quantile to itself
+    as it drags a mixture of distributions.
+
+    The forecast is then recalibrated. Let e_u be the past errors in z at the fractile. The level a is
+    taken so that the expected share of requests that fit is q*: the mean of expit(a + e_u) over the
+    past windows by requests (the first season left out), and over ``calm`` further windows with e = 0,
+    equals q*.
+
+    Parameters
+    ----------
+    ridge : strength of the prior, in windows' worth of equations.
+    season : windows per season; None where there is none, which leaves out d.
+    forgetting : factor per window, within (0, 1].
+    half_lives : of m_s and m_l, in windows.
+    prior : (b_1, b_2, b_3) before anything is learned.
+    reach : in log odds.
+    calm : windows without error that the recalibration starts from; ``inf`` turns it off.
+    """
+
+    ridge: float = 3.0
+    season: int | None = None
+    forgetting: float = 0.95
+    half_lives: tuple[float, float] = (2.0, 16.0)
+    prior: tuple[float, float, float] = (0.2, 0.2, 0.3)
+    reach: float = 0.5
+    calm: float = 8.0
+
+    def __post_init__(self) -> None:
+        if self.season is not None:
+            _at_least("season", self.season, 1)
+        if not 0 < self.forgetting <= 1:
+            raise ValueError(f"forgetting: {self.forgetting}; expected within (0, 1]")
+        for name in ("ridge", "reach", "calm"):
+            _positive(name, getattr(self, name), "number")
+        for half_life in self.half_lives:
+            _positive("half_life", half_life, "number of windows")
+
+    def start(self, c_p: float, c_w: float) -> Learner:
+        """See `Rule.start`."""
+        return _LogOddsLearner(self, c_p, c_w)
+
+    def regressors(self, past: Past) -> tuple[Floats, Floats]:
+        """(upper + 1,) the last log odds, and (2 or 3, upper + 1) what they are corrected by."""
+
+        def build() -> tuple[Floats, Floats]:
+            z = past.log_odds
+            rows = [Exponential(h).shares(past.requests) @ z - z[-1] for h in self.half_lives]
+            if self.season is not None:
+                starts = [len(past) - k * self.season for k in (1, 2)]
+                moves = [z[t] - z[t - 1] for t in starts if t >= 1]
+                rows.append(np.mean(moves, axis=0) if moves else np.zeros_like(z[-1]))
+            return z[-1], np.stack(rows)
+
+        return past.remembered(("log odds", self.season, self.half_lives), build)
+
+
+class _LogOddsLearner(Learner):
+    def __init__(self, rule: LogOdds, c_p: float, c_w: float) -> None:
+        self.rule, self.target = rule, float(logit(critical_fractile(c_p, c_w)))
+        self.prior = np.array(rule.prior[: 2 if rule.season is None else 3])
+        self.normal = rule.ridge * np.eye(self.prior.size)
+        self.moment = rule.ridge * self.prior
+        self.errors: list[float] = []
+        self.weights: list[float] = []
+        self._shift: float | None = 0.0
+        self._forecast: tuple[int, Floats] | None = None
+
+    def coefficients(self) -> Floats:
+        """(2 or 3,) b as learned so far."""
+        return np.linalg.solve(self.normal, self.moment)
+
+    def forecast(self, past: Past) -> Floats:
+        """(upper + 1,) forecast log odds, made to increase along the lengths."""
+        if self._forecast is None or self._forecast[0] != len(past):
+            last, rows = self.rule.regressors(past)
+            z = np.maximum.accumulate(last + self.coefficients() @ rows)
+            self._forecast = (len(past), z)
+        return self._forecast[1]
+
+    def shift(self) -> float:
+        """Log odds that the recalibration adds to the target."""
+        if self._shift is None:
+            errors, weights = np.array(self.errors), np.array(self.weights)
+            weights = weights / weights.mean()
+            calm, level = self.rule.calm, expit(self.target)
+
+            def surplus(a: float) -> float:
+                fits = calm * expit(self.target + a) + weights @ expit(self.target + a + errors)
+                return fits / (calm + weights.sum()) - level
+
+            low, high = -max(errors.max(), 0.0), -min(errors.min(), 0.0)
+            self._shift = brentq(surplus, low, high, xtol=1e-9) if low < high else 0.0
+        return self._shift
+
+    def reservation(self, past: Past) -> float:
+        at = np.searchsorted(self.forecast(past), self.target + self.shift() - PROBABILITY_SLACK)
+        return float(min(at, past.upper))
+
+    def learn(self, past: Past, window: LengthDistribution) -> None:
+        if not len(past):
+            return
+        last, rows = self.rule.regressors(past)
+        forecast, seen = self.forecast(past), past.remembered(("seen", id(window)), lambda: log_odds(window))
+        if np.isfinite(self.rule.calm) and len(past) >= (self.rule.season or 1):
+            at = min(np.searchsorted(forecast, self.target - PROBABILITY_SLACK), past.upper)
+            self.errors.append(float(seen[at] - forecast[at]))
+            self.weights.append(window.total)
+            self._shift = None
+
+        low, high = np.searchsorted(forecast, [self.target - self.rule.reach, self.target + self.rule.reach])
+        low = min(low, past.upper)
+        high = min(max(high, low + 1), past.upper + 1)
+        stretch = np.diff(forecast[low : high + 1], append=forecast[-1] if high > past.upper else [])
+        total = stretch.sum()
+        stretch = stretch / total if total > 0 else np.full(stretch.size, 1.0 / stretch.size)
+        x, y = rows[:, low:high], (seen - last)[low:high]
+        keep, ridge = self.rule.forgetting, self.rule.ridge
+        self.normal = keep * self.normal + (1 - keep) * ridge * np.eye(self.prior.size) + (x * stretch) @ x.T
+        self.moment = keep * self.moment + (1 - keep) * ridge * self.prior + (x * stretch) @ y
+
+
+@dataclass(frozen=True)
+class Aggregate(Rule):
+    """A weighted mean of other rules' reservations, the weights learned by AdaHedge.
+
+    The loss of a rule in a window is what its reservation cost there, over all requests. The cost is
+    convex, so the mean costs at most the weighted mean of the costs, and AdaHedge (de Rooij, van Erven,
+    Grunwald and Koolen 2014) bounds the regret to the best of K rules without any rate to tune:
+
+        sum_t l_t <= min_k sum_t l_{t,k} + sqrt(ln K sum_t s_t^2) + (4/3 ln K + 2) max_t s_t,
+
+    s_t being the range of the K losses in window t.
+    """
+
+    rules: tuple[Rule, ...]
+
+    def __post_init__(self) -> None:
+        if not self.rules:
+            raise ValueError("rules: empty; expected at least one")
+
+    def start(self, c_p: float, c_w: float) -> Learner:
+        """See `Rule.start`."""
+        return _AggregateLearner(self, c_p, c_w)
+
+
+class _AggregateLearner(Learner):
+    def __init__(self, rule: Aggregate, c_p: float, c_w: float) -> None:
+        self.experts = [expert.start(c_p, c_w) for expert in rule.rules]
+        self.c_p, self.c_w = c_p, c_w
+        self.hedge = AdaHedge(len(self.experts))
+
+    def advice(self, past: Past) -> Floats:
+        """(K,) the rules' reservations for the window after ``past``."""
+        return np.array([expert.reservation(past) for expert in self.experts])
+
+    def reservation(self, past: Past) -> float:
+        return float(self.hedge.weights() @ self.advice(past))
+
+    def learn(self, past: Past, window: LengthDistribution) -> None:
+        if len(past):
+            self.hedge.learn(window.total * window.cost(self.advice(past), self.c_p, self.c_w))
+        for expert in self.experts:
+            expert.learn(past, window)
+
+
+class AdaHedge:
+    """Exponential weights over K choices whose rate follows the mixability gap seen so far."""
+
+    def __init__(self, choices: int) -> None:
+        self.losses = np.zeros(choices)
+        self.gap = 0.0
+
+    @property
+    def rate(self) -> float:
+        """ln K over the cumulative mixability gap; infinite until there is one."""
+        return np.log(self.losses.size) / self.gap if self.gap > 0 else np.inf
+
+    def weights(self) -> Floats:
+        """(K,) weights for the next round; all on the leaders while the rate is infinite."""
+        behind = self.losses - self.losses.min()
+        weights = (behind == 0).astype(float) if np.isinf(self.rate) else np.exp(-self.rate * behind)
+        return weights / weights.sum()
+
+    def learn(self, losses: ArrayLike) -> None:
+        """(K,) the losses of a round, on any scale."""
+        losses = np.asarray(losses, dtype=float)
+        weights = self.weights()
+        least = losses[weights > 0].min()
+        if np.isinf(self.rate):
+            mix = least
+        else:
+            mix = least - np.log(weights @ np.exp(-self.rate * (losses - least))) / self.rate
+        self.gap += max(float(weights @ losses - mix), 0.0)
+        self.losses += losses
+
+
+# ---- running a rule -----------------------------------------------------------------------------------
+
+
+class Rolling:
+    """A rule at work: fed the windows one by one, asked for reservations in between.
+
+    >>> policy = Rolling(Fractile(Latest(4)))
+    >>> policy.update(monday_morning)  # doctest: +SKIP
+    >>> policy.reservation(c_p=10.0, c_w=1.0)  # doctest: +SKIP
+
+    Parameters
+    ----------
+    rule : how to reserve; one learner per pair of costs is kept.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._past: Past | None = None
+        self._windows: list[LengthDistribution] = []
+        self._learners: dict[tuple[float, float], Learner] = {}
+
+    @property
+    def windows(self) -> int:
+        """How many windows it has been fed."""
+        return len(self._windows)
+
+    def update(self, window: LengthDistribution) -> None:
+        """A window has ended; its weights are counts of requests. All windows share one ``upper``."""
+        if self._past is None:
+            self._past = Past(window.upper)
+        if window.upper == self._past.upper:
+            for learner in self._learners.values():
+                learner.learn(self._past, window)
+        self._past.append(window)
+        self._windows.append(window)
+
+    def reservation(self, c_p: float, c_w: float) -> float:
+        """Output tokens to reserve per request in the window that comes next.
+
+        Raises
+        ------
+        ValueError
+            Before the first window.
+        """
+        if self._past is None:
+            raise ValueError("no window seen yet; feed at least one to update()")
+        key = (float(c_p), float(c_w))
+        if key not in self._learners:
+            learner = self.rule.start(*key)
+            for t, window in enumerate(self._windows):
+                learner.learn(self._past.before(t), window)
+            self._learners[key] = learner
+        return self._learners[key].reservation(self._past)
+
+
+def follow(
+    rule: Rule, windows: Iterable[LengthDistribution], ratios: Sequence[float] = RATIOS, c_w: float = 1.0
+) -> pd.DataFrame:
+    """Run a rule over consecutive windows and account for it.
+
+    A window is drawn from ``windows`` only after every reservation for it has been made.
+
+    Returns
+    -------
+    DataFrame with one row per window (from the second on) and ratio: ``window``, ``requests``, ``rho``,
+    ``reservation`` (tokens), ``cost`` (E Q per request, in c_w), ``hindsight_reservation`` and
+    ``hindsight`` (the least E Q that any reservation had in that window).
+    """
+    policy, stream, rows = Rolling(rule), iter(windows), []
+    first = next(stream, None)
+    if first is None:
+        raise ValueError("windows: empty; expected at least two")
+    policy.update(first)
+    for t in range(1, 1 << 62):
+        reservations = [policy.reservation(rho * c_w, c_w) for rho in ratios]
+        window = next(stream, None)
+        if window is None:
+            break
+        rows += [_account(t, window, rho, eta, c_w) for rho, eta in zip(ratios, reservations, strict=True)]
+        policy.update(window)
+    return pd.DataFrame(rows, columns=_ACCOUNT)
+
+
+_ACCOUNT = ["window", "requests", "rho", "reservation", "cost", "hindsight_reservation", "hindsight"]
+
+
+def _account(t: int, window: LengthDistribution, rho: float, eta: float, c_w: float) -> tuple[float, ...]:
+    best = float(window.quantile(critical_fractile(rho * c_w, c_w)))
+    cost, least = window.cost(np.array([eta, best]), rho * c_w, c_w)
+    return t, window.total, rho, eta, cost, best, least
+
+
+def compare(
+    rules: Mapping[str, Rule],
+    windows: Sequence[LengthDistribution],
+    ratios: Sequence[float] = RATIOS,
+    c_w: float = 1.0,
+) -> pd.DataFrame:
+    """`follow` for several rules over the same windows, with a column ``policy`` in front."""
+    frames = [follow(rule, windows, ratios, c_w).assign(policy=name) for name, rule in rules.items()]
+    frame = pd.concat(frames, ignore_index=True)
+    return frame[["policy", *frame.columns.drop("policy")]]
+
+
+def over_hindsight(runs: pd.DataFrame, by: Sequence[str] = ("policy", "rho")) -> pd.Series:
+    """Cost over the hindsight optimum, both summed over windows and requests, per group of ``by``."""
+    spent = runs["cost"] * runs["requests"]
+    least = runs["hindsight"] * runs["requests"]
+    keys = [runs[key] for key in by]
+    return (spent.groupby(keys, sort=False).sum() / least.groupby(keys, sort=False).sum()).rename("ratio")
+
+
+# ---- what cannot be had -------------------------------------------------------------------------------
+
+
+def hull(runs: pd.DataFrame, windows: Sequence[LengthDistribution], c_w: float = 1.0) -> pd.DataFrame:
+    """The best reservation between the lowest and the highest of the policies in ``runs``, window by window.
+
+    An oracle: it knows the window. No weighted mean of these policies, however its weights are
+    learned, can cost less. Returns a frame like that of `follow`.
+    """
+    rows = []
+    for (t, rho), group in runs.groupby(["window", "rho"], sort=True):
+        best = group["hindsight_reservation"].iloc[0]
+        eta = float(np.clip(best, group["reservation"].min(), group["reservation"].max()))
+        rows.append(_account(t, windows[t], rho, eta, c_w))
+    return pd.DataFrame(rows, columns=_ACCOUNT)
+
+
+def neighbours(
+    windows: Sequence[LengthDistribution], ratios: Sequence[float] = RATIOS, c_w: float = 1.0
+) -> pd.DataFrame:
+    """The fractile of the window before and the window *after*, in equal shares: not causal.
+
+    What interpolation in time could do where forecasting has to extrapolate. Returns a frame like that
+    of `follow`, without the last window.
+    """
+    rows = []
+    for t in range(1, len(windows) - 1):
+        around = LengthDistribution.mix([windows[t - 1], windows[t + 1]], [0.5, 0.5])
+        for rho in ratios:
+            eta = float(around.quantile(critical_fractile(rho * c_w, c_w)))
+            rows.append(_account(t, windows[t], rho, eta, c_w))
+    return pd.DataFrame(rows, columns=_ACCOUNT)
+
+
+# ---- named families -----------------------------------------------------------------------------------
+
+
+def adaptive(season: int | None = None) -> Aggregate:
+    """The default policy: eight `LogOdds` regressions combined by AdaHedge.
+
+    They are all combinations of a weak and a strong prior, a fast and a slow pair of half-lives, and a
+    narrow and a wide reach, so that none of the three has to be chosen.
+
+    ``season`` is the number of windows in a day, None where days do not show.
+    """
+    return Aggregate(
+        tuple(
+            LogOdds(ridge, season, half_lives=half_lives, reach=reach)
+            for ridge in (1.0, 10.0)
+            for half_lives in ((2.0, 16.0), (4.0, 32.0))
+            for reach in (0.5, 1.5)
+        )
+    )
+
+
+def mixture_grid(season: int) -> dict[str, Rule]:
+    """Fractiles of exponentially weighted windows mixed with the same time of the last season.
+
+    The yardstick that is chosen in hindsight: the last window or half-lives of 1 to 8 windows, with a
+    share of 0 to 3/4 for the same time a season ago.
+    """
+    bases: dict[str, Memory] = {"last": Latest(1)}
+    bases |= {f"half-life {h}": Exponential(h) for h in (1, 2, 4, 8)}
+    return {
+        name if share == 1 else f"{name}, {1 - share:.0%} same time": Fractile(
+            memory if share == 1 else Blend(memory, SameTime(season), share)
+        )
+        for name, memory in bases.items()
+        for share in (1, 0.75, 0.5, 0.25)
+    }
