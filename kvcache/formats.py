@@ -175,7 +175,7 @@ class Head:
         if self.text is None:
             try:
                 return pq.read_schema(self.path).names
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 raise TraceError(f"{self.path.name}: {plain_reason(error)}") from error
         if self.container == "csv":
             try:
@@ -280,10 +280,12 @@ def _first_text(path: Path, compression: str | None) -> str:
         raise TraceError(f"{name}: UTF-16 text; expected UTF-8 (save or convert it so)")
     if b"\0" in head:
         raise TraceError(f"{name}: binary data; expected CSV, JSON lines, JSON or Parquet")
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(head.removeprefix(codecs.BOM_UTF8))
     try:
-        text = codecs.getincrementaldecoder("utf-8")().decode(head.removeprefix(codecs.BOM_UTF8))
+        # Further on, it is the reader that names the row.
+        codecs.getincrementaldecoder("utf-8")().decode(head.lstrip().split(b"\n", 1)[0])
     except UnicodeDecodeError as error:
-        raise TraceError(f"{name}: byte {error.start} is no UTF-8; expected UTF-8 text") from error
+        raise TraceError(f"{name}: its first line is no UTF-8; expected UTF-8 text") from error
     if not text.strip():
         raise TraceError(f"{name}: {'only blank lines' if text else 'empty file'}; expected requests")
     return text

@@ -95,23 +95,26 @@ def raw_rows(
 def _csv_rows(path: Path, layout: Format, compression: str | None, drop_bad: bool) -> Iterator[RawRows]:
     misshapen = 0
 
-    def on_misshapen(_row: Any) -> str:
+    def pass_over(_row: Any) -> str:
         nonlocal misshapen
         misshapen += 1
-        return "skip" if drop_bad else "error"
+        return "skip"
 
     sources = layout.sources()
     # Everything is read as text and converted afterwards, so that a bad value can be named with its row.
     options = {
         "read_options": pa_csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False),
-        "parse_options": pa_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=on_misshapen),
+        "parse_options": pa_csv.ParseOptions(
+            newlines_in_values=True, invalid_row_handler=pass_over if drop_bad else None
+        ),
         "convert_options": pa_csv.ConvertOptions(
             include_columns=sources,
             column_types=dict.fromkeys(sources, pa.string()),
             strings_can_be_null=False,
         ),
     }
-    with open_text(path, compression) as stream:
+    with open_text(path, compression) as packed:
+        stream = pa.TransformInputStream(packed, _Mended()) if drop_bad else packed
         try:
             for batch in pa_csv.open_csv(stream, **options):
                 yield RawRows({c: batch.column(c) for c in sources}, batch.num_rows, misshapen)
@@ -121,6 +124,16 @@ def _csv_rows(path: Path, layout: Format, compression: str | None, drop_bad: boo
             raise TraceError(problem or f"{path.name}: {plain_reason(error)}") from error
         if misshapen:
             yield RawRows({}, 0, misshapen)
+
+
+class _Mended:
+    """Replaces what is no UTF-8, block by block."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def __call__(self, block: pa.Buffer) -> bytes:
+        return self._decoder.decode(block.to_pybytes()).encode()
 
 
 def _locate(path: Path, compression: str | None, sources: list[str]) -> str | None:

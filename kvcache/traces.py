@@ -382,7 +382,7 @@ class TraceScan:
                 self.origin_s = cleaner.origin_s
                 if chunk.arrival.size:
                     yield chunk
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{name} after row {cleaner.rows_read}: {plain_reason(error)}") from error
         if cleaner.rows_read == 0:
             raise TraceError(f"{name}: no rows; expected at least one request")
