@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -234,7 +235,20 @@ class Instance:
 
         ``eta`` is an output reservation in tokens, or an array of them.
         """
-        return self.ambiguity.worst_case(self.classes[i].output, eta, self.costs.preemption, self.costs.waste)
+        if isinstance(eta, np.ndarray):
+            return self.ambiguity.worst_case(
+                self.classes[i].output, eta, self.costs.preemption, self.costs.waste
+            )
+        return self._worst_case(i, float(eta))
+
+    @cached_property
+    def _worst_case(self) -> Callable[[int, float], float]:
+        # Searches evaluate many policies that share their reservations.
+        return lru_cache(maxsize=4096)(
+            lambda i, eta: self.ambiguity.worst_case(
+                self.classes[i].output, eta, self.costs.preemption, self.costs.waste
+            )
+        )
 
     def unconstrained_reservations(self) -> Floats:
         """(I,) eta that minimises WC_i when memory is free, tokens."""
