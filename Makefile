@@ -130,7 +130,7 @@ readme: $(READY) ## write the numbers in README.md from data/results
 	$(PY) -m kvcache.readme README.md
 
 report: $(READY) $(EXECUTED) ## static HTML report of the executed notebooks, in build/PROFILE/report
-	@$(PY) -m kvcache.report --profile $(PROFILE)
+	@$(PY) -m kvcache.report $(EXECUTED) --profile $(PROFILE)
 
 embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ (they are committed executed)
 	@test $(PROFILE) = quick || { echo "embed: the committed notebooks show PROFILE=quick" >&2; exit 1; }
