@@ -89,7 +89,6 @@ _STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 8.5,
     "svg.hashsalt": "kvcache",
-    "path.simplify": False,
 }
 
 
@@ -126,7 +125,7 @@ def label_ends(
 ) -> None:
     """Names (y in data units, text, colour) right of the axes, moved apart where they would overlap."""
     figure = ax.figure
-    figure.canvas.draw()
+    figure.draw_without_rendering()
     gap = size * 1.2 * figure.dpi / 72 / ax.get_window_extent().height
 
     def place(y: float) -> float:
