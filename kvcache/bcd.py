@@ -20,8 +20,9 @@ the algorithm ends. It ends at a point that no block improves, which need not be
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import highspy
 import numpy as np
@@ -51,7 +52,7 @@ _HALVINGS = 8
 # An admitted share below this is none.
 _NOTHING = 1e-9
 # Relative error of the tangents at which an LP counts as solved.
-_TANGENT_ERROR = 1e-9
+_TANGENT_ERROR = 1e-8
 # Cost per reserved token that only decides between equally good reservations, in units of c_w.
 _TIE_BREAK = 1e-8
 # Utilisations of the first tangents of v / (1 - v).
@@ -63,7 +64,6 @@ class _Program:
 
     def __init__(self, cost: Floats, upper: Floats) -> None:
         self.cost = cost
-        self.waits_known = False
         self.engine = highspy.Highs()
         for option, value in (
             ("output_flag", False),
@@ -138,9 +138,8 @@ class _Block1:
     ) -> None:
         self.instance, self.literal, self.fixed, self.deadline = instance, literal, fixed, deadline
         self.programs = 0
-        data = Data.of(instance, None if fixed is None else instance.input_tokens + fixed)
-        self.root = Box.root(data)
-        self.relaxation = Relaxation(data, self.root)
+        self.data = Data.of(instance, None if fixed is None else instance.input_tokens + fixed)
+        self.root = Box.root(self.data)
         self.best_eta = instance.unconstrained_reservations()
         top = utilisation_bounds(instance)
         self.longest_waits = instance.queueing_factors * top / (1 - top)
@@ -152,13 +151,16 @@ class _Block1:
                 for i, c in enumerate(instance.classes)
             ]
 
-    def _cut(self, i: int, eta: float) -> tuple[float, float]:
-        """Intercept and slope of the tangent of WC_i at eta."""
-        costs = self.instance.costs
-        value, slope = self.instance.ambiguity.cut(
-            self.instance.classes[i].output, eta, costs.preemption, costs.waste
-        )
-        return value - slope * eta, slope
+    @cached_property
+    def _cut(self) -> Callable[[int, float], tuple[float, float]]:
+        """Intercept and slope of the tangent of WC_i at eta; solutions return to the same lengths."""
+
+        @lru_cache(maxsize=65536)
+        def cut(i: int, eta: float) -> tuple[float, float]:
+            value, slope = self.data.cut(i, eta)
+            return value - slope * eta, slope
+
+        return cut
 
     def _make_dual(self) -> None:
         """(8c)-(8g): columns eta (I), then gamma_i and theta_{i,n} class by class, as rows @ x <= upper."""
@@ -192,9 +194,14 @@ class _Block1:
         self.dual_upper = np.concatenate(upper)
         self.dual_cost, self.dual_class = np.concatenate(cost), np.concatenate(owner)
 
+    @cached_property
+    def relaxation(self) -> Relaxation:
+        """The bound that discards partitions in Block 3."""
+        return Relaxation(self.data, self.root, {})
+
     def excluded(self, z: NDArray[np.int64], objective: float) -> bool:
         """Whether the relaxation proves that no policy with groups z costs less than ``objective``."""
-        box = replace(self.root, zl=z.astype(float), zu=z.astype(float)).tightened(self.relaxation.data)
+        box = replace(self.root, zl=z.astype(float), zu=z.astype(float)).tightened(self.data)
         if box is None:
             return True
         self.relaxation.load_box(box)
@@ -241,6 +248,7 @@ class _Block1:
             rows, np.concatenate([np.ones(classes), 1 - group.cached, -group.cached, pi @ waits])
         )
         used = np.flatnonzero(pi.any(axis=0))
+        self._add_waits(program, w[used], v[used], result.utilisation[group.index[used]])
         routing = np.zeros_like(now.routing)
         solution = self._solve_with_waits(program, w[used], v[used])
         routing[:, group.index] = solution[:P].reshape(classes, configs)
@@ -248,7 +256,7 @@ class _Block1:
 
     # ---- LP2 ----------------------------------------------------------------------------------
 
-    def reserve(self, now: Policy) -> Floats:
+    def reserve(self, now: Policy, result: Evaluation) -> Floats:
         """(I,) LP2: the output reservations that minimise the objective for the current routing."""
         x, costs = self.instance, self.instance.costs
         group = _Groups.of(x, now)
@@ -286,6 +294,7 @@ class _Block1:
             ),
         )
         used = np.flatnonzero(pi.any(axis=0))
+        self._add_waits(program, w[used], v[used], result.utilisation[group.index[used]])
         if self.literal:
             program.add_rows(*self._dual(first))
             eta = self._solve_with_waits(program, w[used], v[used])[:classes]
@@ -325,13 +334,15 @@ class _Block1:
                 return solution[:classes]
             program.add_rows(*rows(new))
 
+    def _add_waits(self, program: _Program, wait: NDArray, load: NDArray, now: Floats) -> None:
+        """First tangents of v / (1 - v) for pairs of columns: a few everywhere, and where v is now."""
+        for w, v, at in zip(wait, load, now, strict=True):
+            near = np.clip(at * np.array([0.98, 1.0, 1.02]), 0.0, 0.99)
+            program.add_rows(*_tangents(program.cost.size, w, v, np.concatenate([_POINTS, near])))
+
     def _solve_with_waits(self, program: _Program, wait: NDArray, load: NDArray) -> Floats:
         """Solve with tangents of v / (1 - v) for pairs of columns, added until they are exact enough."""
         n = program.cost.size
-        if not program.waits_known:
-            for w, v in zip(wait, load, strict=True):
-                program.add_rows(*_tangents(n, w, v, _POINTS))
-            program.waits_known = True
         while True:
             x = program.solve()
             self.programs += 1
@@ -355,7 +366,11 @@ class _Block1:
             policy, result = self._step(policy, result)
             if self.fixed is None:
                 candidate = repaired(
-                    self.instance, policy.groups, self.reserve(policy), policy.routing, policy.prefix_cache
+                    self.instance,
+                    policy.groups,
+                    self.reserve(policy, result),
+                    policy.routing,
+                    policy.prefix_cache,
                 )
                 policy, result = self.better(candidate, policy, result)
             if before - result.objective <= _ALTERNATION_PROGRESS * abs(before):
