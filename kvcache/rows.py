@@ -36,7 +36,7 @@ MISSHAPEN = "misshapen row"
 #: Speakers of a ShareGPT conversation whose turns are responses.
 ASSISTANTS = ("gpt", "chatgpt", "bing", "bard")
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES = 1 << 19
 _PYTHON_ROWS = 20_000
 _PARQUET_ROWS = 1 << 17
 _DATE = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?(Z|[+-]\d\d(:?\d\d)?)?)?", re.ASCII)

@@ -36,6 +36,8 @@ __all__ = [
 
 AFTER_PERIOD = "after the period"
 
+_NOWHERE = np.iinfo(np.int64).max
+
 _COLUMN_KEYWORDS = {
     "arrival_s": "arrival_s",
     "input_tokens": "input_tokens",
@@ -251,28 +253,33 @@ def reduce_trace(
     report : ReadReport
     """
     scan = scan_trace(path, format, **options)
-    cells: dict[tuple[int, int, str], dict[int, int]] = {}
+    tally = _Tally()
     late = 0
     for chunk in scan.chunks():
         arrival = chunk.arrival + (scan.origin_s % align_s if align_s else 0.0)
         if window_s is not None and np.isnan(arrival[0]):
             raise TraceError(f"{scan.path.name}: no arrival times; expected them for windows")
-        within = np.ones(arrival.size, bool) if until_s is None else ~(arrival >= until_s)
-        late += int(arrival.size - within.sum())
         slot = np.zeros(arrival.size, np.int64)
         if window_s is not None:
             slot = np.floor(arrival / window_s).astype(np.int64)
-        for window, code in np.unique(np.stack([slot, chunk.codes])[:, within], axis=1).T.tolist():
-            at = within & (slot == window) & (chunk.codes == code)
-            for name, lengths in (("input", chunk.inputs), ("output", chunk.outputs)):
-                cell = cells.setdefault((code, window, name), {})
-                tokens, requests = np.unique(lengths[at], return_counts=True)
-                for token, count in zip(tokens.tolist(), requests.tolist(), strict=True):
-                    cell[token] = cell.get(token, 0) + count
+        classes = int(chunk.codes.max()) + 1
+        key = slot * classes + chunk.codes
+        if until_s is not None:
+            after = arrival >= until_s
+            late += int(after.sum())
+            key[after] = _NOWHERE
+        for value in np.unique(key).tolist():
+            if value == _NOWHERE:
+                continue
+            window, code = divmod(value, classes)
+            at = key == value
+            tally.add((code, window, "input"), chunk.inputs[at])
+            tally.add((code, window, "output"), chunk.outputs[at])
     report = scan.report
     if late:
         dropped = {**report.dropped, AFTER_PERIOD: late}
         report = replace(report, rows_kept=report.rows_kept - late, dropped=dropped)
+    cells = tally.counts()
     if not cells:
         raise TraceError(f"{scan.path.name}: no requests are left; {report!r}")
     earliest = min(window for _, window, _ in cells)
@@ -397,6 +404,35 @@ class TraceScan:
         )
 
 
+class _Tally:
+    """Requests per length in each cell, a (class code, window, field)."""
+
+    _AT_ONCE = 1_000_000
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, int, str], dict[int, int]] = {}
+        self._waiting: dict[tuple[int, int, str], list[NDArray[np.int32]]] = {}
+        self._size = 0
+
+    def add(self, cell: tuple[int, int, str], lengths: NDArray[np.int32]) -> None:
+        self._waiting.setdefault(cell, []).append(lengths)
+        self._size += lengths.size
+        if self._size > self._AT_ONCE:
+            self._count()
+
+    def _count(self) -> None:
+        for cell, parts in self._waiting.items():
+            known = self._counts.setdefault(cell, {})
+            tokens, requests = np.unique(np.concatenate(parts), return_counts=True)
+            for token, count in zip(tokens.tolist(), requests.tolist(), strict=True):
+                known[token] = known.get(token, 0) + count
+        self._waiting, self._size = {}, 0
+
+    def counts(self) -> dict[tuple[int, int, str], dict[int, int]]:
+        self._count()
+        return self._counts
+
+
 class _Table:
     """A growing table, sorted by arrival, of which there is never a second copy.
 
@@ -424,7 +460,7 @@ class _Table:
             self._arrays["codes"] = self._arrays["codes"].astype(np.int32)
         for name, array in self._arrays.items():
             if self._size > array.size:
-                self._resize(name, max(self._size, array.size + array.size // 8))
+                self._resize(name, max(self._size, array.size + array.size // 32))
             self._arrays[name][start : self._size] = getattr(chunk, name)
         if chunk.blocks is not None:
             self._has_blocks = True

@@ -558,6 +558,7 @@ def test_a_scan_gives_the_rows_of_the_table(write, monkeypatch):
 
 def test_reduced_counts_are_those_of_the_table(write, monkeypatch):
     monkeypatch.setattr(kvcache.rows, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr("kvcache.traces._Tally._AT_ONCE", 700)
     rng = np.random.default_rng(7)
     n = 3_000
     table = pd.DataFrame(
