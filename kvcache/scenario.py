@@ -20,7 +20,7 @@ from kvcache.digests import load_digest
 from kvcache.instance import Instance
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
-from kvcache.replay import REQUESTS, WHOLE, Workload, replay
+from kvcache.replay import PREEMPTION_FACTOR, REQUESTS, WHOLE, Workload, replay
 
 __all__ = ["VARIANTS", "build", "evaluation", "partitions", "point", "uniform_routing"]
 
@@ -164,6 +164,7 @@ def point(
     capped: bool = True,
     requests: int = REQUESTS,
     seed: int = 0,
+    preemption_factor: float = PREEMPTION_FACTOR,
     gap: float = 1e-4,
     time_limit: float = 20.0,
     labels: Mapping[str, Any] | None = None,
@@ -178,6 +179,7 @@ def point(
     groups : a fixed partition z.
     shift, evaluated_on, capped : keyword arguments of `evaluation` (``outputs`` as ``evaluated_on``).
     requests, seed : of the replay's workload.
+    preemption_factor : of the replay.
     gap, time_limit : of the solver, seconds.
     labels : columns to put in front of the row.
 
@@ -191,7 +193,8 @@ def point(
     solution = choose(built, method, variant, groups, {"gap": gap, "time_limit": time_limit})
     policy = solution.policy
     lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
-    measured = replay(built, policy, Workload.draw(lengths, np.random.default_rng(seed), requests))
+    workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
+    measured = replay(built, policy, workload, preemption_factor=preemption_factor)
     eta = policy.reservations - built.input_tokens
     row: dict[str, Any] = {
         **(labels or {}),
