@@ -35,6 +35,7 @@ __all__ = [
     "CLAIMS",
     "Claim",
     "Outcome",
+    "Tables",
     "Verdict",
     "claims_table",
     "judge",
@@ -280,5 +281,5 @@ def verdicts_html(rows: pd.DataFrame) -> HTML:
 
     names = ("claim", "says", "verdict", "paper", "here", "evidence")
     head = "".join(f"<th style='text-align:left'>{name}</th>" for name in names)
-    body = "".join(line(row) for _, row in rows.fillna("").iterrows())
+    body = "".join(line(row) for _, row in rows.astype(object).fillna("").iterrows())
     return HTML(f"<table style='font-size:0.9em'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
