@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvcache.digests import list_digests, read_facts
-from kvcache.digests.build import build_digests
+from kvcache.digests.build import build_digest
+from kvcache.sources import load_sources
 from kvcache.traces import TraceError
 
 
@@ -26,22 +27,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "list":
         print(list_digests().to_string(index=False))
         return 0
-    try:
-        built = build_digests(options.raw, options.names)
-    except (TraceError, ValueError, OSError, ImportError) as error:
-        print(f"digests: {error}", file=sys.stderr)
-        return 1
-    total = 0
-    for name, path in built.items():
+    return _build(options.raw, options.names)
+
+
+def _build(raw: Path, names: Sequence[str]) -> int:
+    sources = load_sources()
+    unknown = [name for name in names if name not in sources.digests]
+    if unknown or not raw.is_dir():
+        choices = f"{unknown[0]!r} is no digest; there are {', '.join(sources.digests)}" if unknown else ""
+        print(f"digests: {choices or f'{raw}: no such folder'}", file=sys.stderr)
+        return 2
+    failed = 0
+    for name in names or sources.digests:
+        try:
+            path = build_digest(sources.digests[name], raw, sources)
+        except ImportError as error:
+            print(f"{name:24} left as it is: {error}")
+            continue
+        except (TraceError, OSError) as error:
+            print(f"digests: {name}: {error}", file=sys.stderr)
+            failed += 1
+            continue
         if path is None:
-            print(f"{name:24} left as it is: {options.raw} has none of its inputs")
+            print(f"{name:24} left as it is: {raw} has none of its inputs")
             continue
         facts, size = read_facts(path), path.stat().st_size
-        total += size
-        requests = f"{facts['requests']:>15,} requests from {facts['made_from']}"
-        print(f"{name:24} {size / 1e3:8.1f} kB  {requests}")
-    print(f"{'':24} {total / 1e3:8.1f} kB in all")
-    return 0
+        print(f"{name:24} {size / 1e3:8.1f} kB {facts['requests']:>15,} requests from {facts['made_from']}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from kvcache.rows import ZERO_OUTPUT
 from kvcache.sources import QUANTILES, DigestSource, PublishedQuantiles, Sources, load_sources
 from kvcache.traces import TraceError, read_trace, reduce_trace
 
-__all__ = ["build_digest", "build_digests", "find_input"]
+__all__ = ["build_digest", "find_input"]
 
 _FIELDS = ("output", "input", "prefix")
 _KEYS = ["field", "class", "window", "tokens"]
@@ -54,24 +54,6 @@ def build_digest(source: DigestSource, raw: str | Path, sources: Sources | None 
     """
     reduced = _reduce(source, Path(raw), load_sources() if sources is None else sources)
     return None if reduced is None else _write(source, reduced)
-
-
-def build_digests(raw: str | Path, names: Sequence[str] | None = None) -> dict[str, Path | None]:
-    """Build all digests, or those named; None marks those whose inputs ``raw`` does not have."""
-    raw = Path(raw)
-    if not raw.is_dir():
-        raise NotADirectoryError(f"{raw}: no such folder; expected the folder of the raw traces")
-    sources = load_sources()
-    unknown = sorted(set(names or ()) - set(sources.digests))
-    if unknown:
-        raise ValueError(
-            f"digest {unknown[0]!r}: not in data/sources.toml; there are {', '.join(sources.digests)}"
-        )
-    return {
-        name: build_digest(source, raw, sources)
-        for name, source in sources.digests.items()
-        if not names or name in names
-    }
 
 
 def find_input(raw: Path, name: str, sources: Sources) -> Path | None:
