@@ -105,4 +105,4 @@ class Panel(widgets.VBox):
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         bundle = super()._repr_mimebundle_(**options)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**data, "image/png": self._image.value, "text/plain": "Panel"}, metadata
+        return {**data, "image/png": bytes(self._image.value), "text/plain": "Panel"}, metadata
