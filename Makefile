@@ -4,6 +4,7 @@ comma := ,
 space := $(comma:,=) $(comma:,=)
 PROFILE ?= quick
 RAW ?= data/raw
+JOBS ?= 2
 
 # An active conda environment made from environment.yml is used as it is; else a venv in .venv.
 ifeq ($(CONDA_DEFAULT_ENV),kvcache)
@@ -48,7 +49,7 @@ BENCHES := $(sort $(wildcard tests/bench_*.py))
 .PHONY: help setup data digests notebooks reproduce test bench lab lint clean readme report embed lock $(NAMES)
 
 help: ## this list
-	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [VENV=folder] [PYTHON=interpreter]"
+	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [JOBS=n] [VENV=folder] [PYTHON=interpreter]"
 	@echo
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' Makefile
 	@echo
@@ -111,10 +112,10 @@ $(BUILD)/claims.txt: $(EXECUTED) | $(READY)
 
 # The committed notebooks run again with their tables and figures going to build/nbval.
 test: $(READY) ## unit tests, then the committed notebooks against their marked cells
-	$(PY) -m pytest tests
+	$(PY) -m pytest -n $(JOBS) --dist loadfile tests
 	@rm -rf build/nbval && mkdir -p build/nbval/data && cp -R data/results build/nbval/data/results
-	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" $(PY) -m pytest --nbval-lax --nbval-current-env \
-	  --nbval-cell-timeout=1200 --timeout=1800 notebooks
+	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" $(PY) -m pytest -n $(JOBS) --dist loadfile \
+	  --nbval-lax --nbval-current-env --nbval-cell-timeout=1200 --timeout=1800 notebooks
 
 bench: $(READY) ## measured ratios: closed forms against solvers, readers against their targets
 	$(PY) -m pytest -s $(BENCHES)
