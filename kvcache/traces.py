@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from kvcache.formats import FORMATS, UNITS, Format, Head, TraceError, plain_reason
 from kvcache.lengths import LengthDistribution
@@ -145,6 +146,7 @@ def read_trace(
     unit: str | None = None,
     invalid: str = "raise",
     token_counter: Callable[[str], int] | None = None,
+    progress: bool = False,
     **columns: str | tuple[str, ...] | None,
 ) -> Trace:
     """Read a trace into a tidy table, with a report of the rows kept and dropped.
@@ -157,6 +159,7 @@ def read_trace(
     invalid : ``"raise"`` refuses a file with a bad value and names its row; ``"drop"`` drops such
         rows and counts them. Requests with 0 output tokens are failures: dropped and counted in both.
     token_counter : text -> tokens, for ShareGPT; by default `mistral_token_counter()`.
+    progress : show the rows read so far on stderr.
     **columns : the file's columns for ``arrival_s``, ``input_tokens``, ``output_tokens``, ``class_``
         (one or several) and ``prefix_blocks``. For a known format they replace single columns of
         its mapping. ``arrival_s=None`` reads a file without times.
@@ -176,7 +179,15 @@ def read_trace(
     --------
     >>> read_trace("log.csv", arrival_s="ts", input_tokens="prompt", output_tokens="gen")  # doctest: +SKIP
     """
-    scan = scan_trace(path, format, unit=unit, invalid=invalid, token_counter=token_counter, **columns)
+    scan = scan_trace(
+        path,
+        format,
+        unit=unit,
+        invalid=invalid,
+        token_counter=token_counter,
+        progress=progress,
+        **columns,
+    )
     table = _Table()
     for chunk in scan.chunks():
         table.append(chunk)
@@ -190,6 +201,7 @@ def scan_trace(
     unit: str | None = None,
     invalid: str = "raise",
     token_counter: Callable[[str], int] | None = None,
+    progress: bool = False,
     **columns: str | tuple[str, ...] | None,
 ) -> TraceScan:
     """Iterate over a trace of any size in Arrow record batches; parameters and errors as `read_trace`.
@@ -223,7 +235,7 @@ def scan_trace(
         mapping["class"] = "class"
     layout = layout.mapped(mapping, unit)
     head.check(layout)
-    return TraceScan(path, layout, head.compression, invalid == "drop", token_counter)
+    return TraceScan(path, layout, head.compression, invalid == "drop", token_counter, progress)
 
 
 def reduce_trace(
@@ -341,6 +353,7 @@ class TraceScan:
         compression: str | None,
         drop_bad: bool,
         token_counter: Callable[[str], int] | None,
+        progress: bool,
     ) -> None:
         self.path = path
         self.layout = layout
@@ -349,6 +362,7 @@ class TraceScan:
         self._compression = compression
         self._drop_bad = drop_bad
         self._token_counter = token_counter
+        self._progress = progress
         self._report: ReadReport | None = None
 
     @property
@@ -376,21 +390,25 @@ class TraceScan:
         name = self.path.name
         cleaner = Cleaner(name, self.layout, self._drop_bad)
         self._classes = cleaner.classes
-        counter = self._token_counter
+        rows = raw_rows(
+            self.path,
+            self.layout,
+            self._compression,
+            self._drop_bad,
+            lambda: self._token_counter or mistral_token_counter(),
+        )
+        bar = tqdm(desc=name, unit=" rows", unit_scale=True, disable=not self._progress)
         try:
-            for raw in raw_rows(
-                self.path,
-                self.layout,
-                self._compression,
-                self._drop_bad,
-                lambda: counter or mistral_token_counter(),
-            ):
+            for raw in rows:
                 chunk = cleaner.clean(raw)
+                bar.update(raw.rows)
                 self.origin_s = cleaner.origin_s
                 if chunk.arrival.size:
                     yield chunk
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{name} after row {cleaner.rows_read}: {plain_reason(error)}") from error
+        finally:
+            bar.close()
         if cleaner.rows_read == 0:
             raise TraceError(f"{name}: no rows; expected at least one request")
         self._report = ReadReport(

@@ -643,6 +643,13 @@ def test_looks(write):
         trace.requests = None
 
 
+def test_progress_goes_to_stderr_when_asked_for(write, capsys):
+    read_trace(write(BURSTGPT_1, "week.csv"))
+    assert capsys.readouterr().err == ""
+    read_trace(write(BURSTGPT_1, "week.csv"), progress=True)
+    assert "week.csv: 4.00 rows" in capsys.readouterr().err
+
+
 def test_columns_are_compact(write):
     dtypes = read_trace(write(AZURE_2024)).requests.dtypes
     assert dtypes["arrival_s"] == np.float64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,7 +85,11 @@ def _reduce(source: DigestSource, raw: Path, sources: Sources) -> _Reduced | Non
 
 def _from_trace(source: DigestSource, path: Path) -> _Reduced:
     counts, report = reduce_trace(
-        path, window_s=source.window_s, align_s=source.align_s, until_s=source.until_s
+        path,
+        window_s=source.window_s,
+        align_s=source.align_s,
+        until_s=source.until_s,
+        progress=sys.stderr.isatty(),
     )
     reduced = _Reduced(counts, report.rows_read, report.rows_kept, report.dropped, path.name)
     if source.prefix_block_tokens is None:
