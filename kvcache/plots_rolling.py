@@ -216,7 +216,7 @@ def surprises(path: pd.DataFrame, days: pd.DataFrame) -> Figure:
                 lw=1.0 if optimum else 1.6, zorder=3 if optimum else 2,
             )  # fmt: skip
             ends.append((float(part["reservation"].iloc[-1]), policy, color))
-        plain_log(top, "y", [100, 200, 500, 1000, 2000])
+        plain_log(top, "y", [200, 300, 500, 700, 1000, 1500])
         low, high = path["reservation"].min(), path["reservation"].max()
         top.set_ylim(low / 1.15, high * 1.15)
         label_ends(top, ends)
