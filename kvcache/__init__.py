@@ -7,6 +7,7 @@ from kvcache.digests import digest_windows, list_digests, load_digest, load_dige
 from kvcache.instance import Costs, Instance, RequestClass
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
+from kvcache.solver import solve
 from kvcache.traces import Trace, TraceError, read_trace, reduce_trace, scan_trace
 
 __all__ = [
@@ -37,4 +38,5 @@ __all__ = [
     "read_trace",
     "reduce_trace",
     "scan_trace",
+    "solve",
 ]

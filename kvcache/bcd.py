@@ -36,7 +36,7 @@ from kvcache.miblp import samples, utilisation_bounds
 from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
 from kvcache.relaxation import Box, Data, Relaxation
 
-__all__ = ["BLOCK3", "solve"]
+__all__ = ["BLOCK3", "first_groups", "solve"]
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -558,7 +558,7 @@ def solve(
     block3: str = "resolve",
     literal: bool = False,
     time_limit: float | None = None,
-    start: Policy | ArrayLike | None = None,
+    start: Policy | Solution | ArrayLike | None = None,
     reservations: ArrayLike | None = None,
     max_iterations: int = 100,
     enumerate_up_to: int = 2000,
@@ -571,7 +571,7 @@ def solve(
     literal : solve LP2 with one theta per sample, as printed, instead of tangents of the closed form.
         Both take the same path.
     time_limit : seconds; the best policy so far is returned.
-    start : a policy, or z^(0) as (K,) whole numbers; `first_groups` unless given.
+    start : a policy or solution, or z^(0) as (K,) whole numbers; `first_groups` unless given.
     reservations : (I,) prescribed r_i in tokens, which then stay as they are.
     max_iterations : T_max.
     enumerate_up_to : ``resolve`` tries every z that a bound does not exclude where there are at most so
@@ -599,7 +599,7 @@ def solve(
         fixed=fixed,
         deadline=None if time_limit is None else started + time_limit,
     )
-    policy = _start(instance, start, fixed)
+    policy = _start(instance, start.policy if isinstance(start, Solution) else start, fixed)
     result = evaluate(instance, policy)
     history = [result.objective]
 

@@ -20,8 +20,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyomo.environ as pyo
-from numpy.typing import NDArray
-from pyomo.common.dependencies import attempt_import
+from numpy.typing import ArrayLike, NDArray
 from pyomo.contrib.solver.common.factory import SolverFactory
 
 from kvcache.ambiguity import Wasserstein1
@@ -30,8 +29,6 @@ from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate, repaired
 
 __all__ = ["SOLVERS", "build", "samples", "solve"]
-
-gurobipy, _ = attempt_import("gurobipy")
 
 #: Pyomo's interface to each solver.
 SOLVERS = {"scip": "scip_direct", "gurobi": "gurobi_direct_minlp"}
@@ -190,7 +187,7 @@ def _add_dual(m: pyo.ConcreteModel, instance: Instance) -> None:
     )
 
 
-def _policy(m: pyo.ConcreteModel, instance: Instance) -> Policy:
+def _policy(m: pyo.ConcreteModel, instance: Instance, trim: bool) -> Policy:
     """The policy at the model's values, made feasible to the last digit."""
 
     def table(variable: pyo.Var) -> NDArray[np.float64]:
@@ -198,7 +195,7 @@ def _policy(m: pyo.ConcreteModel, instance: Instance) -> Policy:
 
     groups = np.round([pyo.value(m.z[k]) for k in m.K]).astype(int)
     eta = np.array([pyo.value(m.r[i]) for i in m.I]) - instance.input_tokens
-    return repaired(instance, groups, eta, table(m.pi), table(m.delta) > 0.5)
+    return repaired(instance, groups, eta, table(m.pi), table(m.delta) > 0.5, trim=trim)
 
 
 def solve(
@@ -208,6 +205,7 @@ def solve(
     compact: bool = False,
     time_limit: float | None = None,
     gap: float = 1e-4,
+    reservations: ArrayLike | None = None,
     solver_options: Mapping[str, object] | None = None,
 ) -> Solution:
     """Solve (8) by a general solver.
@@ -218,6 +216,7 @@ def solve(
     compact : the form without samples; see the module.
     time_limit : seconds for all solver calls together.
     gap : relative gap to stop at.
+    reservations : (I,) prescribed r_i, tokens.
     solver_options : passed on under the solver's own names, such as {"limits/nodes": 1000} for SCIP.
 
     Returns
@@ -231,6 +230,11 @@ def solve(
     started = time.perf_counter()
     method = f"miblp-{'compact' if compact else 'literal'}-{solver}"
     model = build(instance, compact=compact)
+    if reservations is not None:
+        for i, r in enumerate(np.asarray(reservations, dtype=float)):
+            model.r[i].fix(r)
+            if compact:
+                add_cut(model, instance, i, r - instance.input_tokens[i])
     engine = SolverFactory(SOLVERS[solver])
     if not engine.available():
         return _nothing(f"{solver} is not installed", method, started)
@@ -267,7 +271,7 @@ def solve(
             finished = False
             break
         results.solution_loader.load_vars()
-        policy = _policy(model, instance)
+        policy = _policy(model, instance, trim=reservations is None)
         result = evaluate(instance, policy)
         if best is None or result.objective < best.objective:
             best = Solution.of(

@@ -218,13 +218,20 @@ def evaluate(instance: Instance, policy: Policy) -> Evaluation:
 
 
 def repaired(
-    instance: Instance, groups: ArrayLike, eta: ArrayLike, routing: ArrayLike, prefix_cache: ArrayLike
+    instance: Instance,
+    groups: ArrayLike,
+    eta: ArrayLike,
+    routing: ArrayLike,
+    prefix_cache: ArrayLike,
+    *,
+    trim: bool = False,
 ) -> Policy:
     """The policy of a solver's numbers, with what its tolerance left beyond a constraint taken off.
 
     Reservations are cut to [0, L_max], routing to deployed configurations and to a total of one, and
     where (6e) does not hold the routing to that configuration shrinks by the factor that makes it hold.
-    GPUs are not touched.
+    With ``trim``, an excess that a 1e-3 smaller reservation makes good is taken off the reservations
+    instead, which costs less than to reject. GPUs are not touched.
     """
     groups = np.asarray(groups)
     deployed = groups > 0
@@ -232,10 +239,18 @@ def repaired(
     delta = np.asarray(prefix_cache, dtype=bool) & deployed
     routing = np.clip(np.asarray(routing, dtype=float), 0.0, 1.0) * deployed
     routing = routing / np.maximum(routing.sum(axis=1, keepdims=True), 1.0)
-    held = instance.input_tokens[:, None] + eta[:, None] - delta * instance.prefix_tokens[:, None]
-    needed = (1 + instance.headroom) * (instance.offered_loads * routing * held).sum(axis=0)
+    concurrent = (1 + instance.headroom) * instance.offered_loads * routing
+    prompts = (concurrent * (instance.input_tokens[:, None] - delta * instance.prefix_tokens[:, None])).sum(0)
+    outputs = (concurrent * eta[:, None]).sum(axis=0)
     free = groups * (instance.kv_tokens - instance.prefix_tokens @ delta)
-    shrink = np.where(needed > free, np.maximum(free, 0.0) / np.where(needed > 0, needed, 1.0), 1.0)
+    over = prompts + outputs > free
+    if trim and over.any():
+        share = np.min((free - prompts)[over] / np.where(outputs > 0, outputs, np.inf)[over])
+        if share > 1 - 1e-3:
+            eta, outputs = eta * share, outputs * share
+            over = prompts + outputs > free * (1 + 1e-15)
+    needed = prompts + outputs
+    shrink = np.where(over, np.maximum(free, 0.0) / np.where(needed > 0, needed, 1.0), 1.0)
     return Policy.of(instance, groups, eta, routing * shrink, delta)
 
 
