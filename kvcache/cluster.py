@@ -37,6 +37,26 @@ def calibration() -> dict:
     return json.loads(files("kvcache").joinpath("data/calibration.json").read_text(encoding="utf-8"))
 
 
+@cache
+def fitted_rates(gpu: str) -> tuple[float, float]:
+    """c (FLOP/s) and b (bytes/s) of one GPU: the least relative squares over TP 1, 2, 4 and 8.
+
+    Equation 1 gives 2 P / (tau c) seconds per prompt token and weight bytes / (tau b) per output token.
+    Its own communication term is per request and far too small, so c and b take the all-reduce in.
+    """
+    fit = calibration()
+    parameters = fit["model"]["layer_parameters"]
+
+    def rate(name: str) -> float:
+        # relative error of 2 P x / (tau t), in which x = 1 / rate; 16-bit weights are 2 P bytes too
+        implied = np.array(
+            [2 * parameters / (int(tau) * row[name]) for tau, row in fit["gpus"][gpu]["measured"].items()]
+        )
+        return float(implied @ implied / implied.sum())
+
+    return rate("prefill_s_per_token"), rate("decode_mean_s")
+
+
 def _positive(where: str, **values: float) -> None:
     for name, value in values.items():
         if not (np.isfinite(value) and value > 0):
@@ -77,13 +97,13 @@ class GPU:
         known = calibration()["gpus"]
         if name not in known:
             raise KeyError(f"GPU {name!r}; the presets are {sorted(known)}")
-        fit = known[name]["formula"]
+        flops, bandwidth = fitted_rates(name)
         return cls(
             name,
             memory_bytes=80e9,
-            flops=fit["flops_per_gpu"],
-            bandwidth=fit["bytes_per_s_per_gpu"],
-            all_reduce_s=float(np.median(list(fit["all_reduce_s"].values()))),
+            flops=flops,
+            bandwidth=bandwidth,
+            all_reduce_s=float(np.median(list(known[name]["all_reduce_s"].values()))),
         )
 
 
