@@ -116,7 +116,7 @@ def costs_by_ratio(
         excess_pct (over the fractile, the least possible), regime (of DRO).
     """
     if ratios is None:
-        ratios = np.union1d(np.geomspace(1, 200, 93), RATIOS)
+        ratios = np.union1d(np.geomspace(1, 200, 47), RATIOS)
     rows = []
     for trace, dist in traces.items():
         for rho in ratios:
@@ -394,11 +394,11 @@ def excess_curves(traces: Traces) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        trace, offset = r - E xi (tokens), excess = E(xi - r)^+ (tokens), at every atom r and at 0.
+        trace, offset = r - E xi (tokens), excess = E(xi - r)^+ (tokens), at 0 and at some 200 lengths r.
     """
     parts = []
     for trace, dist in traces.items():
-        r = np.union1d([0], dist.tokens)
+        r = np.union1d([0], np.round(np.geomspace(1, dist.tokens[-1], 300)))
         parts.append(pd.DataFrame({"trace": trace, "offset": r - dist.mean, "excess": dist.excess(r)}))
     return pd.concat(parts, ignore_index=True)
 

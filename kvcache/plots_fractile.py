@@ -16,14 +16,14 @@ from kvcache.lengths import LengthDistribution
 from kvcache.plots import CYCLE, GREY, INK, canvas, color_of, label_ends, plain_log, style, title
 
 __all__ = [
+    "ambiguity_sets",
+    "critical_radius",
     "fig2a",
     "fig2a_traces",
     "fig2b",
-    "fig_critical_radius",
-    "fig_implied",
-    "fig_panel",
-    "fig_regimes",
-    "fig_sets",
+    "panel",
+    "regimes",
+    "table2_implied",
 ]
 
 RATIO_TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
@@ -165,7 +165,7 @@ def fig2b(costs: pd.DataFrame, trace: str) -> Figure:
     return figure
 
 
-def fig_implied(curves: pd.DataFrame, points: pd.DataFrame) -> Figure:
+def table2_implied(curves: pd.DataFrame, points: pd.DataFrame) -> Figure:
     """What Table II implies: expected excess E(xi - r)^+ against r - E xi.
 
     Parameters
@@ -211,7 +211,7 @@ def fig_implied(curves: pd.DataFrame, points: pd.DataFrame) -> Figure:
     return figure
 
 
-def fig_regimes(table: pd.DataFrame, default: float, trace: str) -> Figure:
+def regimes(table: pd.DataFrame, default: float, trace: str) -> Figure:
     """The robust reservation against the radius, for several support bounds and cost ratios.
 
     Parameters
@@ -255,7 +255,7 @@ def fig_regimes(table: pd.DataFrame, default: float, trace: str) -> Figure:
     return figure
 
 
-def fig_critical_radius(table: pd.DataFrame, default: float) -> Figure:
+def critical_radius(table: pd.DataFrame, default: float) -> Figure:
     """The critical radius, in means, over traces and cost ratios; outlined where the default exceeds it.
 
     Parameters
@@ -270,12 +270,16 @@ def fig_critical_radius(table: pd.DataFrame, default: float) -> Figure:
         figure, axes = canvas(1, 1, height=4.6)
         ax = axes[0, 0]
         image = ax.imshow(
-            grid, cmap="PuOr", norm=LogNorm(default / 100, default * 100), aspect="auto", interpolation="none"
+            grid.clip(lower=default / 100),
+            cmap="PuOr",
+            norm=LogNorm(default / 100, default * 100),
+            aspect="auto",
+            interpolation="none",
         )
         for i, trace in enumerate(grid.index):
             for j, rho in enumerate(grid.columns):
                 value = grid.loc[trace, rho]
-                strong = abs(np.log10(value / default)) > 1.1
+                strong = not default / 12 < value < default * 12
                 text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
                 ax.text(j, i, text, ha="center", va="center", color="white" if strong else INK, fontsize=8.5)
                 if value < default:
@@ -298,7 +302,7 @@ def fig_critical_radius(table: pd.DataFrame, default: float) -> Figure:
     return figure
 
 
-def fig_sets(table: pd.DataFrame, trace: str) -> Figure:
+def ambiguity_sets(table: pd.DataFrame, trace: str) -> Figure:
     """The ambiguity sets side by side: the growth that a reservation is right for, and its price now.
 
     Parameters
@@ -330,7 +334,7 @@ def fig_sets(table: pd.DataFrame, trace: str) -> Figure:
     return figure
 
 
-def fig_panel(dist: LengthDistribution, ambiguity: AmbiguitySet, rho: float) -> Figure:
+def panel(dist: LengthDistribution, ambiguity: AmbiguitySet, rho: float) -> Figure:
     """One distribution, one set, one cost ratio: where the reservation lies and what it costs.
 
     Left the tail of the lengths, right the expected cost of every reservation as things are and in the

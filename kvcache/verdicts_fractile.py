@@ -133,10 +133,10 @@ def dro_tracks_the_fractile(tables: Tables) -> Verdict:
 def robust_is_not_above_the_fractile(tables: Tables) -> Verdict:
     """The robust reservation against the fractile.
 
-    Reads ``table2``, ``fig_critical_radius`` (`fractile.critical_radii`) and ``fig_regimes``
+    Reads ``table2``, ``critical_radius`` (`fractile.critical_radii`) and ``regimes``
     (`fractile.regimes`).
     """
-    table, critical, sweep = _ours(tables["table2"]), tables["fig_critical_radius"], tables["fig_regimes"]
+    table, critical, sweep = _ours(tables["table2"]), tables["critical_radius"], tables["regimes"]
     above = table["regime"] != "fractile"
     curves = sweep.groupby(["upper", "rho"])["reservation"]
     values = curves.nunique()
@@ -162,7 +162,7 @@ def robust_is_not_above_the_fractile(tables: Tables) -> Verdict:
         f"{BURSTGPT} that radius is {here.min():.2f} to {here.max():.0f} means and exceeds the default of "
         f"{default:g} at {int((here >= default).sum())} of {len(here)} cost ratios, where DRO is therefore "
         f"SAA; in the {int(above.sum())} other cells of all traces DRO has jumped.",
-        source="fig_regimes: reservation; fig_critical_radius: critical; table2: regime",
+        source="regimes: reservation; critical_radius: critical; table2: regime",
         assumptions=("A1", "A2"),
     )
 

@@ -12,7 +12,7 @@ from kvcache.ambiguity import AmbiguitySet, Contamination, CVaR, ScaleShift, Was
 from kvcache.fractile import all_traces, with_bound
 from kvcache.lengths import LengthDistribution
 from kvcache.plots import shown
-from kvcache.plots_fractile import fig_panel
+from kvcache.plots_fractile import panel
 
 __all__ = ["Panel"]
 
@@ -41,7 +41,7 @@ BOUNDS = (OWN_BOUND, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class Panel(widgets.VBox):
-    """Trace, cost ratio, set, its size and L_max as controls over `plots_fractile.fig_panel`.
+    """Trace, cost ratio, set, its size and L_max as controls over `plots_fractile.panel`.
 
     With a kernel it reacts; a reader without one (a repository's web page, a static report) gets the
     picture of the first setting in its place.
@@ -100,7 +100,7 @@ class Panel(widgets.VBox):
         self._draw()
 
     def _draw(self) -> None:
-        self._image.value = shown(fig_panel(self.distribution, self.ambiguity, self._rho.value)).data
+        self._image.value = shown(panel(self.distribution, self.ambiguity, self._rho.value)).data
 
     def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
         bundle = super()._repr_mimebundle_(**options)

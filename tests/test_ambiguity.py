@@ -5,12 +5,21 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from kvcache import Contamination, CVaR, LengthDistribution, ScaleShift, Wasserstein1, WassersteinInf
+from kvcache import (
+    Contamination,
+    CVaR,
+    LengthDistribution,
+    ScaleShift,
+    Wasserstein1,
+    WassersteinInf,
+    load_digest,
+)
 from kvcache.ambiguity import Regime, critical_fractile
 
 settings.register_profile("kvcache", deadline=None, max_examples=150)
@@ -397,21 +406,18 @@ def test_the_premium_up_to_the_critical_radius_is_the_larger_cost_times_the_radi
 KNOWN = {2: 0.91, 5: 0.43, 10: 0.22, 20: 0.10, 50: 0.03, 100: 0.01}
 
 
-def azure_conversation():
-    """Azure 2023 conversation outputs from the original file, where there is one."""
-    import pandas as pd
-
-    folder = os.environ.get("KVCACHE_RAW")
-    if not folder:
-        pytest.skip("KVCACHE_RAW names no folder of original traces")
-    lengths = pd.read_csv(Path(folder) / "azure_2023_conv.csv.gz")["GeneratedTokens"]
-    return LengthDistribution.from_samples(lengths.to_numpy(), 1000)
-
-
 @pytest.mark.parametrize("rho", KNOWN)
 def test_critical_radius_of_azure_2023_conversation(rho):
-    dist = azure_conversation()
-    assert round(Wasserstein1.thresholds(dist, rho, 1)[0] / dist.mean, 2) == KNOWN[rho]
+    dist = load_digest("azure-2023-conv").clip(1000)
+    assert round(Wasserstein1(0).critical_radius(dist, rho, 1) / dist.mean, 2) == KNOWN[rho]
+
+
+@pytest.mark.skipif("KVCACHE_RAW" not in os.environ, reason="KVCACHE_RAW names no folder of original traces")
+def test_critical_radius_from_the_original_file():
+    lengths = pd.read_csv(Path(os.environ["KVCACHE_RAW"]) / "azure_2023_conv.csv.gz")["GeneratedTokens"]
+    dist = LengthDistribution.from_samples(lengths.to_numpy(), 1000)
+    found = {rho: round(Wasserstein1(0).critical_radius(dist, rho, 1) / dist.mean, 2) for rho in KNOWN}
+    assert found == KNOWN
 
 
 def test_many_requests_cost_no_more_than_their_atoms():

@@ -172,8 +172,8 @@ def tables():
     return {
         "table2": fractile.table2(traces),
         "fig2b": fractile.costs_by_ratio(traces, RATIOS),
-        "fig_critical_radius": fractile.critical_radii(traces),
-        "fig_regimes": fractile.regimes(conversation, (1000, 4096), (10,), np.geomspace(0.01, 20, 60)),
+        "critical_radius": fractile.critical_radii(traces),
+        "regimes": fractile.regimes(conversation, (1000, 4096), (10,), np.geomspace(0.01, 20, 60)),
         "kv_cache": fractile.kv_cache_sizes(),
     }
 
@@ -206,9 +206,7 @@ def test_verdicts_follow_the_tables(tables):
     assert judge("C02", tables | {"table2": flat}).verdict is Outcome.PARTLY
     jumped = table.assign(regime="jump")
     assert judge("C03", tables | {"table2": jumped}).verdict is Outcome.NOT_REPRODUCED
-    growing = tables["fig_regimes"].assign(
-        regime="jump", reservation=lambda t: t["fractile"] * (1 + t["radius"])
-    )
-    assert judge("C04", tables | {"table2": jumped, "fig_regimes": growing}).verdict is Outcome.REPRODUCED
+    growing = tables["regimes"].assign(regime="jump", reservation=lambda t: t["fractile"] * (1 + t["radius"]))
+    assert judge("C04", tables | {"table2": jumped, "regimes": growing}).verdict is Outcome.REPRODUCED
     grouped = tables["kv_cache"].assign(mb_per_token=2.5)
     assert judge("C20", tables | {"kv_cache": grouped}).verdict is Outcome.REPRODUCED
