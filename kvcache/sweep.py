@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from joblib import Parallel, cpu_count, delayed, parallel_config
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from kvcache.files import atomic_path, output_root, project_root
 
@@ -50,8 +50,8 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} is no JSON value")
 
 
-def _text(value: object) -> str:
-    return json.dumps(value, sort_keys=True, default=_plain)
+def _text(value: object, *, sort_keys: bool = False) -> str:
+    return json.dumps(value, sort_keys=sort_keys, default=_plain)
 
 
 def _digest_of(paths: Sequence[Path]) -> str:
@@ -76,7 +76,7 @@ def _key(function: Callable, task: Task) -> str:
     """What a result depends on, as a file name."""
     name = f"{function.__module__}.{function.__qualname__}"
     try:
-        arguments = _text(dict(task))
+        arguments = _text(dict(task), sort_keys=True)
     except TypeError as error:
         raise TypeError(f"sweep {name}: task {dict(task)!r}: {error}; expected JSON values only") from error
     source = _digest_of([Path(inspect.getsourcefile(function))])

@@ -106,6 +106,7 @@ def test_a_worker_that_dies_half_way_changes_nothing(dask_cluster, tmp_path):
     expected = sweep.table(draw, tasks, executor="serial", folder=tmp_path / "serial", progress=False)
     assert bytes_of(frame, tmp_path, "dask") == bytes_of(expected, tmp_path, "serial")
     assert frame.seed.tolist() == list(range(8))
+    assert frame.columns.tolist() == ["seed", "mean", "largest", "missing"]
 
 
 def test_joblib_and_serial_write_the_same_bytes(tmp_path):
