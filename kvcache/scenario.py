@@ -27,6 +27,9 @@ __all__ = ["VARIANTS", "build", "evaluation", "partitions", "point", "uniform_ro
 #: What an ablation leaves out.
 VARIANTS = ("full", "-Routing", "-DRO (SAA)", "-Prefix caching")
 
+#: Boxes that the certified solver may look at for one point.
+NODE_LIMIT = 150
+
 _BUILDERS = {"paper": instances.paper, "ablation": instances.ablation}
 
 
@@ -40,6 +43,7 @@ def build(
     headroom: float | None = None,
     ambiguity_set: tuple[str, Mapping[str, Any]] | None = None,
     rate: float = 1.0,
+    deadline: float = 1.0,
 ) -> Instance:
     """An instance of `kvcache.instances`, changed.
 
@@ -50,7 +54,7 @@ def build(
     upper : L_max of every class, in multiples of its longest output; its own bound without it.
     costs : cost weights that differ from the builder's; arrival rates stay as built.
     headroom, ambiguity_set : kappa, and the name and parameters of a set of `kvcache.ambiguity`.
-    rate : factor on all arrival rates.
+    rate, deadline : factors on all arrival rates, and on all deadlines.
     """
     if builder not in _BUILDERS:
         raise ValueError(f"builder {builder!r}; expected one of {sorted(_BUILDERS)}")
@@ -65,7 +69,9 @@ def build(
         classes = [
             replace(c, output=c.output.with_upper(int(np.ceil(upper * c.output.tokens[-1])))) for c in classes
         ]
-    classes = [replace(c, arrival_rate=c.arrival_rate * rate) for c in classes]
+    classes = [
+        replace(c, arrival_rate=c.arrival_rate * rate, latency_slo=c.latency_slo * deadline) for c in classes
+    ]
     changes: dict[str, Any] = {"classes": tuple(classes)}
     if costs:
         changes["costs"] = replace(instance.costs, **costs)
@@ -113,14 +119,14 @@ def uniform_routing(
     """Every class spread evenly over the configurations in use, nothing rejected.
 
     The partition z is the cheapest by `evaluate` among those that violate the memory constraint least,
-    unless ``groups`` gives it; prefixes are cached where Block 2's rule u pi / z > 1 says so.
+    unless ``groups`` gives it; prefixes are cached where that frees memory in (6e): (1 + kappa) u pi > z.
     """
     best: tuple[float, float] = (np.inf, np.inf)
     chosen: Policy | None = None
     for z in [np.array(groups)] if groups is not None else partitions(instance):
         used = z > 0
         routing = np.tile(used / used.sum(), (len(instance.classes), 1))
-        prefix = instance.offered_loads * routing > np.maximum(z, 1)
+        prefix = (1 + instance.headroom) * instance.offered_loads * routing > np.maximum(z, 1)
         policy = Policy.of(instance, z, eta, routing, prefix)
         result = evaluate(instance, policy)
         rank = (0.0 if result.feasible else result.violation, result.objective)
@@ -165,8 +171,8 @@ def point(
     requests: int = REQUESTS,
     seed: int = 0,
     preemption_factor: float = PREEMPTION_FACTOR,
-    gap: float = 1e-4,
-    time_limit: float = 20.0,
+    gap: float = 2e-4,
+    node_limit: int = NODE_LIMIT,
     labels: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Solve and replay one scenario.
@@ -180,7 +186,7 @@ def point(
     shift, evaluated_on, capped : keyword arguments of `evaluation` (``outputs`` as ``evaluated_on``).
     requests, seed : of the replay's workload.
     preemption_factor : of the replay.
-    gap, time_limit : of the solver, seconds.
+    gap, node_limit : of the solver; nodes and not seconds, so that results do not depend on the machine.
     labels : columns to put in front of the row.
 
     Returns
@@ -190,7 +196,7 @@ def point(
         training quantiles and admitted shares per class; and what `kvcache.replay.Replay.row` measured.
     """
     built = build(**(instance or {}))
-    solution = choose(built, method, variant, groups, {"gap": gap, "time_limit": time_limit})
+    solution = choose(built, method, variant, groups, {"gap": gap, "node_limit": node_limit})
     policy = solution.policy
     lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
     workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
