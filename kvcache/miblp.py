@@ -22,6 +22,7 @@ import numpy as np
 import pyomo.environ as pyo
 from numpy.typing import ArrayLike, NDArray
 from pyomo.contrib.solver.common.factory import SolverFactory
+from pyomo.contrib.solver.common.results import TerminationCondition
 
 from kvcache.ambiguity import Wasserstein1
 from kvcache.instance import Instance
@@ -277,6 +278,9 @@ def solve(
             best = Solution.of(
                 instance, policy, seconds=0.0, status="feasible", method=method, iterations=rounds
             )
+        if results.termination_condition != TerminationCondition.convergenceCriteriaSatisfied:
+            finished = False
+            break
         if not compact or best.objective - bound <= gap * abs(best.objective) or rounds == _MAX_ROUNDS:
             break
         eta = policy.reservations - instance.input_tokens
