@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,7 @@ __all__ = ["certify"]
 Floats = NDArray[np.float64]
 
 INTEGRAL = 1e-6
+RELIABLE = 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class _Search:
     pruned: float = np.inf
     open: list[tuple] = field(default_factory=list)
     created: int = 0
+    pool: dict = field(default_factory=dict)
+    models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
+    records: dict[tuple, list[list[float]]] = field(default_factory=dict)
 
     # ---- incumbent ----------------------------------------------------------------------------
 
@@ -72,10 +76,13 @@ class _Search:
         eta = np.where(admitted > 1e-9, point.h.sum(axis=1) / np.maximum(admitted, 1e-9), data.high)
         binds = (point.memory_price > 0) | (z > 0)
         policy = fit(data, z, eta, point.pi, prefixes_for(data, z, point.pi, binds))
+        value = evaluate(data.instance, policy).objective
+        if steps < 10 and value > self.value * (1 + 10 * self.gap):
+            return
         polished, _ = polish(data, policy, steps=steps, precision=0.05 * self.gap)
         self.offer(polished)
 
-    def try_groups(self, relaxation: Relaxation, box: Box, z: Floats, *, steps: int = 10) -> None:
+    def try_groups(self, box: Box, z: Floats, *, steps: int = 10) -> None:
         """Search at fixed groups, unless their own relaxation says that nothing better is there."""
         key = tuple(z.astype(int).tolist())
         if key in self.tried:
@@ -84,6 +91,7 @@ class _Search:
         fixed = Box(**{**vars(box), "zl": z, "zu": z}).tightened(self.data)
         if fixed is None:
             return
+        relaxation = self.model(fixed)
         relaxation.load_box(fixed)
         point = relaxation.solve(self.cutoff, rounds=3, precision=self.gap / 10)
         if point is not None:
@@ -127,6 +135,14 @@ class _Search:
                 box.with_("zu", k, down),
                 box.with_("zl", k, down + 1),
             )
+
+        # GPUs in use come in multiples of what the group sizes share.
+        unit = float(np.gcd.reduce(instance.group_gpus))
+        gpus = float(instance.group_gpus @ point.z)
+        down = np.floor(gpus / unit + INTEGRAL) * unit
+        if gpus - down > INTEGRAL * unit:
+            worth = min(gpus - down, down + unit - gpus) * instance.costs.gpu
+            split(("g",), worth, replace(box, gu=down), replace(box, gl=down + unit))
 
         true_v = np.where(point.z > 1e-9, point.load / np.maximum(point.z, 1e-9), 0.0)
         true_v = np.clip(true_v, box.vl, np.minimum(box.vu, 1 - 1e-6))
@@ -177,6 +193,32 @@ class _Search:
                 split(("e", i), float(worth), box.with_("eu", i, mean), box.with_("el", i, mean))
         return out
 
+    def model(self, box: Box) -> Relaxation:
+        """The smallest relaxation at hand for a box; a new one where that is much too large.
+
+        Configurations that a box leaves no groups do not burden its linear programs.
+        """
+        needed = set(np.flatnonzero(box.zu > 0).tolist())
+        names = [name for name in self.models if needed <= set(name)]
+        name = min(names, key=len, default=None)
+        if name is None or 3 * len(needed) <= 2 * len(name):
+            name = tuple(sorted(needed))
+            only = np.isin(np.arange(box.zu.size), name)
+            whole = Box.root(self.data)
+            self.models[name] = Relaxation(self.data, replace(whole, pu=whole.pu * only), self.pool)
+        return self.models[name]
+
+    def around(self, box: Box, z: Floats) -> list[Box]:
+        """The box cut into one with these groups and, configuration by configuration, what lies below and above."""
+        out = []
+        for k in np.flatnonzero(box.zl < box.zu).tolist():
+            if z[k] > box.zl[k]:
+                out.append(box.with_("zu", k, z[k] - 1))
+            if z[k] < box.zu[k]:
+                out.append(box.with_("zl", k, z[k] + 1))
+            box = box.with_("zl", k, z[k]).with_("zu", k, z[k])
+        return [box, *out]
+
     # ---- search -------------------------------------------------------------------------------
 
     @property
@@ -190,9 +232,7 @@ class _Search:
 
     def run(self, root: Box) -> None:
         data = self.data
-        relaxation = Relaxation(data, root)
         self.push(0.0, root, None)
-        gains: dict[tuple, list[float]] = {}
         while self.open:
             bound = self.open[0][0]
             if bound >= self.cutoff:
@@ -200,9 +240,10 @@ class _Search:
             if self.nodes >= self.node_limit or time.perf_counter() > self.deadline:
                 break
             bound, _, box, basis = self.open[0]
+            relaxation = self.model(box)
             relaxation.load_box(box)
-            if basis is not None:
-                relaxation.set_basis(basis)
+            if basis is not None and basis[0] is relaxation:
+                relaxation.set_basis(basis[1])
             point = relaxation.solve(self.cutoff, precision=self.gap / 20)
             self.nodes += 1
             heapq.heappop(self.open)
@@ -212,19 +253,81 @@ class _Search:
                 self.pruned = min(self.pruned, max(bound, self.cutoff))
                 continue
             bound = max(bound, point.bound)
-            basis = relaxation.basis()
+            basis = (relaxation, relaxation.basis())
+            if np.all(np.abs(point.z - np.round(point.z)) < INTEGRAL):
+                self.from_point(point, np.round(point.z), steps=6)
             if self.nodes == 1 or self.nodes % 10 == 0 or np.all(np.abs(point.z - np.round(point.z)) < INTEGRAL):
                 for z in self.roundings(point):
-                    self.try_groups(relaxation, root, z)
-            candidates = [c for c in self.branches(box, point)]
+                    self.try_groups(root, z)
+            whole = np.abs(point.z - np.round(point.z)) < INTEGRAL
+            if whole.all() and np.any(box.zl < box.zu):
+                for child in self.around(box, np.round(point.z)):
+                    child = child.tightened(data)
+                    if child is not None:
+                        self.push(bound, child, basis)
+                continue
+            candidates = [c for c in self.branches(box, point) if c.key[0] in ("z", "g") or whole.all()]
             if not candidates:
                 self.pruned = min(self.pruned, bound)
                 continue
-            chosen = max(candidates, key=lambda c: c.worth)
-            for child in chosen.children:
-                child = child.tightened(data)
-                if child is not None:
-                    self.push(bound, child, basis)
+            for child, child_bound in self.choose(box, point, bound, basis, candidates):
+                self.push(child_bound, child, basis)
+
+    def choose(
+        self, box: Box, point: Point, bound: float, basis: object, branches: list[Branch]
+    ) -> list[tuple[Box, float]]:
+        """The two boxes of the most promising split, each with the bound known for it.
+
+        A split is judged by what its children gain, (gain of one) x (gain of the other). The gains are
+        tried on the relaxation until a split at that place has been seen often enough; from then on they
+        are predicted from the mean of gain per worth.
+        """
+        room = max(self.cutoff - bound, 1e-9 * abs(self.value))
+        if np.all(box.zl == box.zu):
+            widest = max(branches, key=lambda b: b.worth)
+            found = [child.tightened(self.data) for child in widest.children]
+            return [(child, bound) for child in found if child is not None]
+        short = []
+        for kind, most in (("g", 1), ("z", 3), ("v", 2), ("d", 1), ("e", 1)):
+            same = sorted((b for b in branches if b.key[0] == kind), key=lambda b: -b.worth)
+            short += same[:most]
+        best, best_score, best_children = None, -1.0, []
+        for branch in short:
+            record = self.records.setdefault(branch.key, [])
+            children = [child.tightened(self.data) for child in branch.children]
+            if len(record) >= RELIABLE:
+                ratio = np.mean(record, axis=0)
+                gains = [np.inf if c is None else r * branch.worth for c, r in zip(children, ratio, strict=True)]
+                bounds = [bound, bound]
+            else:
+                bounds = []
+                for child in children:
+                    if child is None:
+                        bounds.append(np.inf)
+                        continue
+                    relaxation, start = basis
+                    relaxation.load_box(child)
+                    relaxation.set_basis(start)
+                    tried = relaxation.solve(self.cutoff, rounds=1)
+                    bounds.append(np.inf if tried is None else max(tried.bound, bound))
+                gains = [b - bound for b in bounds]
+                record.append([min(g, room) / max(branch.worth, 1e-12) for g in gains])
+            low, high = (max(min(g, room) / room, 1e-6) for g in gains)
+            score = low * high
+            if score > best_score:
+                best, best_score = branch, score
+                best_children = list(zip(children, bounds, strict=True))
+            if low >= 1 and high >= 1:
+                break
+        out = []
+        for child, child_bound in best_children:
+            if child is None:
+                continue
+            if child_bound >= self.cutoff:
+                self.pruned = min(self.pruned, self.cutoff)
+                continue
+            out.append((child, child_bound))
+        return out
 
 
 def certify(
@@ -234,6 +337,7 @@ def certify(
     gap: float = 1e-4,
     start: Policy | Solution | None = None,
     reservations: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     node_limit: int | None = None,
     progress: Callable[[float, float, int], None] | None = None,
 ) -> Solution:
@@ -249,8 +353,12 @@ def certify(
     )
     classes, configs = instance.offered_loads.shape
     nothing = np.zeros((classes, configs))
-    search.offer(Policy.of(instance, np.zeros(configs), data.high, nothing, nothing.astype(bool)))
-    search.run(Box.root(data).tightened(data))
+    root, deployed = Box.root(data), np.zeros(configs)
+    if groups is not None:
+        deployed = np.asarray(groups, dtype=float)
+        root = replace(root, zl=deployed, zu=deployed)
+    search.offer(Policy.of(instance, deployed, data.high, nothing, nothing.astype(bool)))
+    search.run(root.tightened(data))
     bound = search.lower_bound
     return Solution.of(
         instance,

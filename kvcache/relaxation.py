@@ -43,6 +43,8 @@ from kvcache.instance import Instance
 __all__ = ["Box", "Data", "Point", "Relaxation"]
 
 Floats = NDArray[np.float64]
+#: (class, configuration) -> tangents of WC found there, as (eta, value, slope).
+Tangents = dict[tuple[int, int], list[tuple[float, float, float]]]
 INF = highspy.kHighsInf
 
 # Utilisation beyond which the tangents of the wait become too steep for floating point: the bound stays
@@ -105,6 +107,22 @@ class Data:
         return self.instance.ambiguity.cut(self.instance.classes[i].output, eta, costs.preemption, costs.waste)
 
     @cached_property
+    def _table(self) -> Floats:
+        """(I, n) WC_i on the whole tokens 0, 1, ... up to the largest bound on eta."""
+        top = int(np.ceil(self.high.max())) + 2
+        rows = []
+        for i, upper in enumerate(self.instance.max_output_tokens):
+            grid = np.arange(min(top, int(upper) + 1), dtype=float)
+            rows.append(np.pad(self.cut(i, grid)[0], (0, top - grid.size), mode="edge"))
+        return np.array(rows)
+
+    def worst_cases(self, i: NDArray[np.int64], eta: Floats) -> Floats:
+        """WC_i(eta), interpolated between whole tokens: never too low, exact but for kinks between them."""
+        below = np.minimum(eta.astype(np.int64), self._table.shape[1] - 2)
+        part = eta - below
+        return (1 - part) * self._table[i, below] + part * self._table[i, below + 1]
+
+    @cached_property
     def prefix_useful(self) -> NDArray[np.bool_]:
         """(I, K) whether caching the prefix of i on some group of k can pay at all."""
         u, L = self.instance.offered_loads, self.instance.prefix_tokens
@@ -118,10 +136,15 @@ class Data:
 
 
 def fullest(data: Data) -> Floats:
-    """(K,) the highest v_k that (6e) allows a policy whose prefixes pay.
+    """(K,) the highest v_k that some optimum needs.
 
-    Let R be the requests' share of a group and P the prefixes': (1 + kappa) R + P <= 1, and a prefix is
-    cached for at least 1 / (1 + kappa) requests, so P <= (1 + kappa) R max_i L / (L_in + eta - L).
+    Memory: let R be the requests' share of a group and P the prefixes'. (1 + kappa) R + P <= 1, and a
+    prefix is cached for at least 1 / (1 + kappa) requests, so P <= (1 + kappa) R max_i L / (L_in + eta - L).
+
+    Waiting: rejecting all that k serves costs c_rej sum_i lambda_i pi_ik more at most, and saves tardiness
+    of at least c_slo sum_i lambda_i (pi_ik W_k - D_i). An optimum therefore has
+    W_k <= c_rej / c_slo + sum_i lambda_i D_i / sum_i lambda_i pi_ik, where the last sum is at least
+    v_k / max_i T_ik (L_in + eta + kappa L) / M_k, since that is what loads a group to v_k.
     """
     instance, headroom = data.instance, 1 + data.instance.headroom
     prefix = instance.prefix_tokens
@@ -129,12 +152,21 @@ def fullest(data: Data) -> Floats:
     with np.errstate(divide="ignore"):
         ratio = np.where(prefix > 0, prefix / own, 0.0)
     most = headroom * np.where(data.prefix_useful, ratio[:, None], 0.0).max(axis=0)
-    return np.where(np.isfinite(most), (1 + most) / (headroom + np.where(np.isfinite(most), most, 0.0)), 1.0)
+    finite = np.isfinite(most)
+    by_memory = np.where(finite, (1 + most) / (headroom + np.where(finite, most, 0.0)), 1.0)
+    costs = instance.costs
+    if costs.slo == 0:
+        return by_memory
+    held = instance.input_tokens + data.high + instance.headroom * prefix
+    heaviest = (instance.service_times * held[:, None]).max(axis=0) / instance.kv_tokens
+    # Where v >= 1/2; below, the claim v <= max(1/2, ...) needs no proof.
+    longest = costs.rejection / costs.slo + 2 * heaviest * (instance.arrival_rates @ instance.latency_slos)
+    return np.minimum(by_memory, np.maximum(0.5, longest / (instance.queueing_factors + longest)))
 
 
 @dataclass(frozen=True)
 class Box:
-    """Bounds on z (K,), v (K,), eta (I,), pi (I, K) and delta (I, K); see the module."""
+    """Bounds on z (K,), v (K,), eta (I,), pi (I, K), delta (I, K) and on the GPUs in use; see the module."""
 
     zl: Floats
     zu: Floats
@@ -146,6 +178,8 @@ class Box:
     pu: Floats
     dl: NDArray[np.bool_]
     du: NDArray[np.bool_]
+    gl: float
+    gu: float
 
     @classmethod
     def root(cls, data: Data) -> Box:
@@ -164,6 +198,8 @@ class Box:
             pu=data.servable.astype(float),
             dl=np.zeros((classes, configs), dtype=bool),
             du=useful & data.servable,
+            gl=0.0,
+            gu=float(instance.gpus),
         )
 
     def with_(self, name: str, at: int | tuple[int, int], value: float) -> Box:
@@ -176,16 +212,17 @@ class Box:
         """The box after propagation of the budget and of the prefix rules; None when nothing is left."""
         instance = data.instance
         n, u, headroom = instance.group_gpus, instance.offered_loads, 1 + instance.headroom
-        spare = instance.gpus - n @ self.zl
+        spare = self.gu - n @ self.zl
         if spare < 0:
             return None
         zu = np.minimum(self.zu, self.zl + np.floor(spare / n))
+        zl = np.maximum(self.zl, np.ceil(zu - (n @ zu - self.gl) / n - 1e-9))
         pu = np.minimum(self.pu, zu)
         du = self.du & (headroom * u * pu >= np.maximum(self.zl, 1) * (1 - 1e-9))
         dl = self.dl | (data.prefix_useful & (self.pl * u > zu * (1 + 1e-9)))
         pl = np.maximum(self.pl, np.where(dl, np.maximum(self.zl, 1) / (headroom * u), 0.0))
         pu = np.where(du | ~data.prefix_useful, pu, np.minimum(pu, zu / u))
-        zl = np.maximum(self.zl, dl.any(axis=0))
+        zl = np.maximum(zl, dl.any(axis=0))
         # A class whose share on one configuration is large leaves little for the others.
         pu = np.minimum(pu, 1 - (pl.sum(axis=1, keepdims=True) - pl))
         if (
@@ -234,9 +271,11 @@ class Relaxation:
     data : Data
     box : Box
         Pairs whose ``pu`` is 0 here are left out for good.
+    pool : Tangents
+        Tangents of WC known so far. Those found here are added to it.
     """
 
-    def __init__(self, data: Data, box: Box) -> None:
+    def __init__(self, data: Data, box: Box, pool: Tangents) -> None:
         self.data = data
         instance, costs = data.instance, data.instance.costs
         self.shape = classes, configs = box.pu.shape
@@ -305,8 +344,8 @@ class Relaxation:
         fixed_eta = np.where(free, 0.0, data.high)[i]
         share = prefixes / instance.kv_tokens[k]
 
-        budget = rows(1, -INF, instance.gpus)
-        put(np.repeat(budget, configs), self.z, instance.group_gpus)
+        self._budget = rows(1)
+        put(np.repeat(self._budget, configs), self.z, instance.group_gpus)
         self.row_memory = rows(configs, -INF, 0.0)
         self.row_load = rows(configs, 0.0, 0.0)
         for row, factor, own in ((self.row_memory, headroom, self.z), (self.row_load, 1.0, self.load)):
@@ -383,10 +422,14 @@ class Relaxation:
         self._product = a * (prompt + data.high[i] + kappa_prefix)
 
         self._build(cost / self.scale)
-        self._known: set[tuple] = set()
+        self._known: set[tuple[str, int, float]] = set()
         if qi.size:
             self._wait_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.0, 0.3, 0.5, 0.7, 0.85)])
             self._product_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.3, 0.5, 0.7, 0.85)])
+        self.pool = pool
+        for p in np.flatnonzero(has_h).tolist():
+            for eta, value, slope in pool.get((int(i[p]), int(k[p])), ()):
+                self._add_cost_cuts(np.array([p]), *(np.array([x]) for x in (eta, value, slope)))
         self.load_box(box)
 
     @staticmethod
@@ -436,6 +479,12 @@ class Relaxation:
             ("presolve", "off"),
             ("solver", "simplex"),
             ("random_seed", 0),
+            # The program is scaled by construction; these settings halve the time of a warm solve.
+            ("simplex_scale_strategy", 0),
+            ("simplex_dual_edge_weight_strategy", 1),
+            ("dual_simplex_cost_perturbation_multiplier", 0.0),
+            ("simplex_initial_condition_check", False),
+            ("simplex_iteration_limit", 100_000),
         ):
             self.highs.setOptionValue(option, setting)
         self.highs.passModel(lp)
@@ -487,6 +536,7 @@ class Relaxation:
         self._boxed_value = new
 
         low, high = self._low.copy(), self._high.copy()
+        low[self._budget], high[self._budget] = box.gl, box.gu
         rows = self._wait_rows
         low[rows["low_low"]] = -box.zl * box.vl
         low[rows["up_up"]] = -box.zu * box.vu
@@ -527,7 +577,7 @@ class Relaxation:
         self.highs.addRows(count, np.array(lower), np.full(count, INF), index.size, starts, index, value)
         self._rows += count
 
-    def add_cost_cuts(self, pairs: NDArray[np.int64], etas: Floats, values: Floats, slopes: Floats) -> None:
+    def _add_cost_cuts(self, pairs: NDArray[np.int64], etas: Floats, values: Floats, slopes: Floats) -> None:
         """Tangents of WC at ``etas`` with these values and slopes, one per pair."""
         i = self.pair_class[pairs]
         rates = self.data.instance.arrival_rates[i] / self.scale
@@ -578,11 +628,13 @@ class Relaxation:
     def solve(self, cutoff: float = np.inf, *, rounds: int = 20, precision: float = 1e-6) -> Point | None:
         """The bound on the loaded box, after rounds of cuts; None when it is empty or above ``cutoff``.
 
-        Cuts are added while what they cut off exceeds ``precision`` of the cost.
+        Cuts are added while what they cut off exceeds ``precision`` of the cost, and while a round brings
+        the bound nearer to the cutoff by a twentieth of what is left.
         """
         limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale
         self.highs.setOptionValue("objective_bound", limit)
         point = None
+        before = -np.inf
         for last in range(rounds - 1, -1, -1):
             self.highs.run()
             status = self.highs.getModelStatus()
@@ -600,6 +652,9 @@ class Relaxation:
             point = self._point()
             if point.bound >= cutoff:
                 return None
+            if np.isfinite(cutoff) and point.bound - before < 0.05 * (cutoff - point.bound):
+                break
+            before = point.bound
             if last == 0 or not self._separate(point, precision * max(abs(point.bound), self.scale)):
                 break
         return point
@@ -661,16 +716,16 @@ class Relaxation:
         rates = self.data.instance.arrival_rates
         found: list[tuple[NDArray, Floats, Floats, Floats]] = []
         shares = x[self.pi]
-        active = self.has_h & (shares > 1e-7)
-        for i in np.unique(self.pair_class[active]).tolist():
-            pairs = np.flatnonzero(active & (self.pair_class == i))
-            etas = x[self.h[pairs]] * self.eta_unit[i] / shares[pairs]
-            etas = np.clip(etas, self.data.low[i], self.data.high[i])
-            values, slopes = self.data.cut(i, etas)
-            missing = rates[i] * shares[pairs] * (values - self.data.cheapest[i]) - x[self.w[pairs]] * self.scale
-            take = missing > 0.02 * tolerance
-            worth += float(missing[take].sum())
-            found.append((pairs[take], etas[take], values[take], slopes[take]))
+        active = np.flatnonzero(self.has_h & (shares > 1e-7))
+        i = self.pair_class[active]
+        etas = np.clip(x[self.h[active]] * self.eta_unit[i] / shares[active], self.data.low[i], self.data.high[i])
+        excess = self.data.worst_cases(i, etas) - self.data.cheapest[i]
+        missing = rates[i] * shares[active] * excess - x[self.w[active]] * self.scale
+        take = missing > 0.02 * tolerance
+        worth += float(missing[take].sum())
+        for c in np.unique(i[take]).tolist():
+            mine = take & (i == c)
+            found.append((active[mine], etas[mine], *self.data.cut(c, etas[mine])))
         steep, products = [], []
         for k in np.unique(self.pair_config[self.has_q]).tolist():
             v = min(float(point.v[k]), STEEPEST)
@@ -689,7 +744,11 @@ class Relaxation:
         if worth <= tolerance:
             return False
         if found:
-            self.add_cost_cuts(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
+            pairs, etas, values, slopes = (np.concatenate(parts) for parts in zip(*found, strict=True))
+            self._add_cost_cuts(pairs, etas, values, slopes)
+            for p, tangent in zip(pairs, zip(etas, values, slopes, strict=True), strict=True):
+                at = (int(self.pair_class[p]), int(self.pair_config[p]))
+                self.pool.setdefault(at, []).append(tuple(map(float, tangent)))
         self._wait_cuts(steep)
         self._product_cuts(products)
         return True
