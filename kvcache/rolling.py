@@ -55,6 +55,9 @@ __all__ = [
 Floats = NDArray[np.float64]
 T = TypeVar("T")
 
+#: Windows before which `LogOdds` does not count its errors: its regressors are hardly more than the last one.
+SETTLED = 4
+
 #: The paper's cost ratios rho = c_p / c_w.
 RATIOS = (2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
 
@@ -406,7 +409,7 @@ class LogOdds(Rule):
 
     The forecast is then recalibrated. Let e_u be the past errors in z at the fractile. The level a is
     taken so that the expected share of requests that fit is q*: the mean of expit(a + e_u) over the
-    past windows by requests (the first season left out), and over ``calm`` further windows with e = 0,
+    past windows by requests (the first `SETTLED` left out), and over ``calm`` further windows with e = 0,
     equals q*.
 
     Parameters
@@ -504,7 +507,7 @@ class _LogOddsLearner(Learner):
             return
         last, rows = self.rule.regressors(past)
         forecast, seen = self.forecast(past), past.remembered(("seen", id(window)), lambda: log_odds(window))
-        if np.isfinite(self.rule.calm) and len(past) >= (self.rule.season or 1):
+        if np.isfinite(self.rule.calm) and len(past) >= SETTLED:
             at = min(np.searchsorted(forecast, self.target - PROBABILITY_SLACK), past.upper)
             self.errors.append(float(seen[at] - forecast[at]))
             self.weights.append(window.total)
@@ -557,7 +560,9 @@ class _AggregateLearner(Learner):
         return np.array([expert.reservation(past) for expert in self.experts])
 
     def reservation(self, past: Past) -> float:
-        return float(self.hedge.weights() @ self.advice(past))
+        advice = self.advice(past)
+        # Rounding must not carry the mean out of the range of what it averages.
+        return float(np.clip(self.hedge.weights() @ advice, advice.min(), advice.max()))
 
     def learn(self, past: Past, window: LengthDistribution) -> None:
         if len(past):
@@ -576,7 +581,7 @@ class AdaHedge:
     @property
     def rate(self) -> float:
         """ln K over the cumulative mixability gap; infinite until there is one."""
-        return np.log(self.losses.size) / self.gap if self.gap > 0 else np.inf
+        return np.log(self.losses.size) / self.gap if self.gap > np.finfo(float).tiny else np.inf
 
     def weights(self) -> Floats:
         """(K,) weights for the next round; all on the leaders while the rate is infinite."""
