@@ -42,7 +42,9 @@ from kvcache.scenario import build
 __all__ = [
     "DEFAULT",
     "GRID",
+    "PATHS",
     "PERIODS",
+    "SHIFTS",
     "TRACES",
     "Drift",
     "advantage",
@@ -123,6 +125,16 @@ TRACES: Mapping[str, Drift] = {
 #: Traces long enough to have an earlier and a later period.
 LONG = tuple(name for name, drift in TRACES.items() if drift.later is not None)
 PERIODS = ("days 2-5", "days 6-14", "days 2-14")
+
+#: Factors on the lengths: window by window for the joint Fig. 5(a), and the shifts of Fig. 5(b).
+PATHS = {
+    "quick": (1.0, 1.0, 0.8, 0.6, 0.4, 0.4),
+    "full": (1.0, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.4, 0.4),
+}
+SHIFTS = {
+    "quick": (0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5),
+    "full": (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0),
+}
 
 
 # ---- policies ---------------------------------------------------------------------------------------
@@ -395,7 +407,7 @@ def split_point(*, method: str, seed: int = 0) -> dict[str, Any]:
     return {"method": method, **_replayed(method, train, test, seed)}
 
 
-def joint_path(scales: Sequence[float] = (1.0, 1.0, 0.8, 0.6, 0.4, 0.4)) -> pd.DataFrame:
+def joint_path(scales: Sequence[float]) -> pd.DataFrame:
     """Tasks of `memory_point` for Fig. 5(a): each window under a static and a rolling optimisation.
 
     Columns ``window``, ``policy``, and the keyword arguments ``method``, ``trained``, ``shift``. The static

@@ -133,7 +133,15 @@ def _maps(part, panels, keys, *, columns, name, heading, note) -> Figure:
             for (i, j), value in np.ndenumerate(shown):
                 text = f"{value:.0f}" if abs(value) >= 0.5 else "0"
                 dark = abs(value) > 65
-                ax.text(j, i, text, ha="center", va="center", fontsize=6.5, color="white" if dark else INK)
+                ax.text(
+                    j,
+                    i,
+                    text,
+                    ha="center",
+                    va="center",
+                    fontsize=6.5 if grid.shape[1] < 10 else 4.5,
+                    color="white" if dark else INK,
+                )
             ax.set_xticks(range(grid.shape[1]), [f"{s:g}" for s in grid.columns])
             ax.set_yticks(range(grid.shape[0]), [f"{r:g}" for r in grid.index])
             ax.set_title(name(*panel), fontsize=8.5)
