@@ -247,8 +247,8 @@ class Wasserstein1(_Ball):
 def _transport(atoms: _Atoms, eta: Floats, radius: float, c_p: float, c_w: float) -> tuple[Floats, Floats]:
     """Worst case over a Wasserstein-1 ball where Q(eta, L) >= Q(eta, 0), and its subgradient.
 
-    The adversary spends a transport budget ``radius``. Q is convex in xi, so an atom goes to 0 or
-    to L; its gain per token of transport, in the order in which a fractional knapsack takes them, is
+    The adversary spends a transport budget ``radius``. Q is convex in xi, so mass goes to 0 or to L.
+    Its gain per token of transport, in the order in which a fractional knapsack takes it, is
 
     c_p >= c_w: c_p for atoms above eta to L; then (c_p + c_w)(L - eta)/(L - x) - c_w for atoms below
     eta to L, from the top, as long as that beats c_w, the gain of going to 0, which takes the others.
@@ -256,77 +256,61 @@ def _transport(atoms: _Atoms, eta: Floats, radius: float, c_p: float, c_w: float
     Last, atoms at 0 go over to L, from the top: (Q(eta, L) - Q(eta, 0)) / (L - 2x).
 
     In each step the transport used up to an atom is a partial sum that does not depend on eta, so the
-    atom that the budget splits is found once for all reservations. The worst distribution P* then
-    gives value E_P* Q and, because it stays feasible at every other eta, the subgradient of E_P* Q.
+    atom within which the budget ends is found once for all reservations. The worst distribution has
+    atoms n < a at 0, n >= b at L, the others where they were, and a bonus for the mass moved last. It
+    stays feasible at every other eta, so the slope of its expected cost is a subgradient.
     """
-    x, p, upper = atoms.x, atoms.p, atoms.upper
-    m = x.size
+    x, upper, m = atoms.x, atoms.upper, atoms.x.size
     at_zero, at_upper = c_w * eta, c_p * (upper - eta)
-    k = np.searchsorted(x, eta, side="left")
+    k = np.searchsorted(x, eta)
+
     if c_p >= c_w:
-        turn = np.searchsorted(x, upper - (c_p + c_w) * (upper - eta) / (2 * c_w), side="left")
-        turn = np.minimum(turn, k)
-        j = m - int(np.searchsorted(atoms.to_upper[::-1], radius, side="left"))
-        first_spent = atoms.to_upper[turn]
-        moved = atoms.mass_above[min(max(j + 1, 0), m)]
-        split = _share(radius - atoms.to_upper[j + 1], p[j] * (upper - x[j])) if 0 <= j < m else 0.0
+        turn = np.minimum(np.searchsorted(x, upper - (c_p + c_w) * (upper - eta) / (2 * c_w)), k)
+        last = m - int(np.searchsorted(atoms.to_upper[::-1], radius))
+        spent, whole = atoms.to_upper, min(last + 1, m)
         target, target_slope = at_upper, -c_p
     else:
-        turn = np.searchsorted(x, eta * ((c_p + c_w) / (2 * c_p)), side="left")
-        turn = np.maximum(turn, k)
-        j = int(np.searchsorted(atoms.to_zero, radius, side="left")) - 1
-        first_spent = atoms.to_zero[turn]
-        moved = atoms.mass_below[min(max(j, 0), m)]
-        split = _share(radius - atoms.to_zero[j], p[j] * x[j]) if 0 <= j < m else 0.0
+        turn = np.maximum(np.searchsorted(x, eta * ((c_p + c_w) / (2 * c_p))), k)
+        last = int(np.searchsorted(atoms.to_zero, radius)) - 1
+        spent, whole = atoms.to_zero, max(last, 0)
         target, target_slope = at_zero, c_w
+    steps = [
+        radius <= spent[turn],
+        radius <= atoms.to_zero[turn] + atoms.to_upper[turn],
+        np.full(eta.shape, radius < atoms.to_upper[0]),
+    ]
 
-    # First step: whole atoms on one side of atom j and a share of it go to the target, the rest stays.
-    low, high = (0, min(max(j, 0), m)) if c_p >= c_w else (min(max(j + 1, 0), m), m)
-    middle = np.clip(k, low, high)
-    stay_left = atoms.mass_below[middle] - atoms.mass_below[low]
-    stay_right = atoms.mass_above[middle] - atoms.mass_above[high]
-    left_sum = atoms.to_zero[middle] - atoms.to_zero[low]
-    right_sum = atoms.mean_above[middle] - atoms.mean_above[high]
-    first = target * moved + c_w * (eta * stay_left - left_sum) + c_p * (right_sum - eta * stay_right)
-    first_slope = target_slope * moved + c_w * stay_left - c_p * stay_right
-    if 0 <= j < m:
-        own = np.where(x[j] < eta, c_w * (eta - x[j]), c_p * (x[j] - eta))
-        own_slope = np.where(x[j] < eta, c_w, -c_p)
-        first += p[j] * (split * target + (1 - split) * own)
-        first_slope += p[j] * (split * target_slope + (1 - split) * own_slope)
-
-    # Second step: the gain is constant, and Q is linear between where the mass was and where it goes.
-    if c_p >= c_w:
-        second = at_upper * atoms.mass_above[turn] + c_w * (
-            eta * atoms.mass_below[turn] - atoms.to_zero[turn]
-        )
-    else:
-        second = at_zero * atoms.mass_below[turn] + c_p * (
-            atoms.mean_above[turn] - eta * atoms.mass_above[turn]
-        )
-    second += min(c_p, c_w) * (radius - first_spent)
-    second_slope = c_w * atoms.mass_below[turn] - c_p * atoms.mass_above[turn]
-
-    # Third step: all mass is at an end; atoms cross from 0 to L, highest first.
-    half = int(np.searchsorted(x, upper / 2, side="left"))
+    # First step: from the atom `last` only what the budget leaves moves to the target.
+    moved, own, own_slope = 0.0, at_zero, c_w
+    if 0 <= last < m:
+        distance = upper - x[last] if c_p >= c_w else x[last]
+        moved = min(max((radius - spent[whole]) / distance, 0.0), atoms.p[last]) if distance > 0 else 0.0
+        own = np.where(x[last] < eta, c_w * (eta - x[last]), c_p * (x[last] - eta))
+        own_slope = np.where(x[last] < eta, c_w, -c_p)
+    # Third step: the ends hold all mass; from atom `half - 1` downwards it crosses over.
+    half = int(np.searchsorted(x, upper / 2))
     ends = (atoms.to_zero + atoms.to_upper)[: half + 1]
-    i = half - int(np.searchsorted(ends[::-1], radius, side="left"))
-    mass_upper = 1.0
-    if 0 <= i < half:
-        crossed = _share(radius - ends[i + 1], p[i] * (upper - 2 * x[i]))
-        mass_upper = atoms.mass_above[i + 1] + crossed * p[i]
-    third = at_upper * mass_upper + at_zero * (1 - mass_upper)
-    third_slope = c_w * (1 - mass_upper) - c_p * mass_upper
+    edge = half + 1 - int(np.searchsorted(ends[::-1], radius))
+    crossed = 0.0
+    if 0 < edge <= half:
+        crossed = min(max((radius - ends[edge]) / (upper - 2 * x[edge - 1]), 0.0), atoms.p[edge - 1])
 
-    spent = atoms.to_zero[turn] + atoms.to_upper[turn]
-    steps = [radius <= first_spent, radius <= spent, np.full(eta.shape, radius < atoms.to_upper[0])]
-    value = np.select(steps, [first, second, third], at_upper)
-    slope = np.select(steps, [first_slope, second_slope, third_slope], -c_p)
-    return value, slope
+    if c_p >= c_w:
+        a, b = np.select(steps, [0, 0, edge], 0), np.select(steps, [whole, turn, edge], 0)
+    else:
+        a, b = np.select(steps, [whole, turn, edge], 0), np.select(steps, [m, m, edge], 0)
+    # In the second step every token of the budget is worth the same, wherever it is spent.
+    bonus = [moved * (target - own), min(c_p, c_w) * (radius - spent[turn]), crossed * (at_upper - at_zero)]
+    bonus_slope = [moved * (target_slope - own_slope), 0.0, -crossed * (c_p + c_w)]
 
-
-def _share(part: float, whole: float) -> float:
-    return float(min(max(part / whole, 0.0), 1.0)) if whole > 0 else 0.0
+    middle = np.clip(k, a, b)
+    wasted = atoms.mass_below[middle] - atoms.mass_below[a]
+    preempted = atoms.mass_above[middle] - atoms.mass_above[b]
+    value = at_zero * atoms.mass_below[a] + at_upper * atoms.mass_above[b] + np.select(steps, bonus, 0.0)
+    value += c_w * (eta * wasted - (atoms.to_zero[middle] - atoms.to_zero[a]))
+    value += c_p * (atoms.mean_above[middle] - atoms.mean_above[b] - eta * preempted)
+    slope = c_w * (atoms.mass_below[a] + wasted) - c_p * (atoms.mass_above[b] + preempted)
+    return value, slope + np.select(steps, bonus_slope, 0.0)
 
 
 @dataclass(frozen=True)
