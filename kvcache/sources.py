@@ -55,7 +55,10 @@ class PublishedQuantiles:
 
 @dataclass(frozen=True)
 class DigestSource:
-    """How one digest is made; the fields are those of ``[digest.NAME]`` in ``data/sources.toml``."""
+    """How one digest is made; the fields are those of ``[digest.NAME]`` in ``data/sources.toml``.
+
+    ``first_hours_output`` are published quantiles of the output of single hours, by probability.
+    """
 
     name: str
     title: str
@@ -75,6 +78,7 @@ class DigestSource:
     rows_read: int | None = None
     rows_kept: int | None = None
     quantiles: Mapping[str, PublishedQuantiles] = field(default_factory=dict)
+    first_hours_output: Mapping[float, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.inputs:
@@ -118,6 +122,7 @@ def _read(path: Path, _modified: int) -> Sources:
     for name, table in tables["digest"].items():
         published = table.pop(QUANTILES, {})
         source, requests = published.pop("source", ""), published.pop("requests", 0)
+        hours = {float(p): tuple(x) for p, x in published.pop("first_hours_output", {}).items()}
         quantiles = {
             tidy: PublishedQuantiles(
                 **{**stated, "points": {float(p): int(x) for p, x in stated["points"].items()}},
@@ -126,7 +131,8 @@ def _read(path: Path, _modified: int) -> Sources:
             )
             for tidy, stated in published.items()
         }
-        digests[name] = _record(DigestSource, f"digest {name!r}", name, {**table, QUANTILES: quantiles})
+        table = {**table, QUANTILES: quantiles, "first_hours_output": hours}
+        digests[name] = _record(DigestSource, f"digest {name!r}", name, table)
         unknown = set(digests[name].inputs) - set(files) - {QUANTILES}
         if unknown:
             raise ValueError(f"digest {name!r}: inputs {sorted(unknown)} have no [file] table")
