@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
@@ -117,6 +117,7 @@ def test_a_window_is_drawn_only_after_every_reservation_for_it():
         assert not [e for e in diary.entries[:at] if e[0] == "told" and e[1] >= t]
 
 
+@settings(max_examples=40)
 @given(streams, streams, st.sampled_from(sorted(RULES)))
 def test_what_comes_later_changes_no_earlier_reservation(head, tail, name):
     other = [window(np.roll(w.cdf(np.arange(UPPER + 1)), 3) * 10 + 1) for w in tail]
@@ -126,6 +127,7 @@ def test_what_comes_later_changes_no_earlier_reservation(head, tail, name):
     assert np.array_equal(one["reservation"][known], two["reservation"][known])
 
 
+@settings(max_examples=40)
 @given(streams, st.sampled_from(sorted(RULES)))
 def test_it_does_not_matter_when_a_pair_of_costs_is_first_asked_for(windows, name):
     early, late = Rolling(RULES[name]), Rolling(RULES[name])
@@ -137,6 +139,7 @@ def test_it_does_not_matter_when_a_pair_of_costs_is_first_asked_for(windows, nam
     assert late.windows == len(windows)
 
 
+@settings(max_examples=40)
 @given(streams, st.sampled_from(sorted(RULES)), st.floats(0.2, 200))
 def test_reservations_stay_within_the_support(windows, name, rho):
     run = follow(RULES[name], windows, ratios=(rho,))
@@ -260,6 +263,7 @@ def test_adahedge_knows_no_scale(rounds, scale):
     assert one.weights() == pytest.approx(two.weights(), abs=1e-6)
 
 
+@settings(max_examples=40)
 @given(streams, st.floats(0.5, 100))
 def test_an_aggregate_stays_between_its_rules_and_near_the_best(windows, rho):
     rules = {name: RULES[name] for name in ("static", "last", "all", "gradient")}
@@ -397,6 +401,7 @@ def test_over_hindsight_weighs_windows_by_requests():
     assert over_hindsight(runs)["a", 2.0] == pytest.approx(11 / 8)
 
 
+@settings(max_examples=40)
 @given(streams, st.floats(0.5, 50))
 def test_the_hull_bounds_its_rules_and_any_mean_of_them(windows, rho):
     rules = {name: RULES[name] for name in ("last", "all", "gradient")}
