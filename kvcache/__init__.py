@@ -7,6 +7,7 @@ from kvcache.digests import digest_windows, list_digests, load_digest, load_dige
 from kvcache.instance import Costs, Instance, RequestClass
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
+from kvcache.rolling import Rolling, adaptive
 from kvcache.solver import solve
 from kvcache.traces import Trace, TraceError, read_trace, reduce_trace, scan_trace
 
@@ -21,6 +22,7 @@ __all__ = [
     "ParallelConfig",
     "Policy",
     "RequestClass",
+    "Rolling",
     "ScaleShift",
     "ServingConfig",
     "Solution",
@@ -28,6 +30,7 @@ __all__ = [
     "TraceError",
     "Wasserstein1",
     "WassersteinInf",
+    "adaptive",
     "digest_windows",
     "evaluate",
     "instances",

@@ -608,9 +608,10 @@ class AdaHedge:
 class Rolling:
     """A rule at work: fed the windows one by one, asked for reservations in between.
 
-    >>> policy = Rolling(Fractile(Latest(4)))
-    >>> policy.update(monday_morning)  # doctest: +SKIP
-    >>> policy.reservation(c_p=10.0, c_w=1.0)  # doctest: +SKIP
+    >>> policy = Rolling(adaptive(season=4))
+    >>> for window in load_digests("servegen-m-small", "window").values():
+    ...     policy.update(window)
+    >>> tokens = policy.reservation(c_p=20.0, c_w=1.0)
 
     Parameters
     ----------
@@ -627,6 +628,9 @@ class Rolling:
     def windows(self) -> int:
         """How many windows it has been fed."""
         return len(self._windows)
+
+    def __repr__(self) -> str:
+        return f"Rolling({type(self.rule).__name__}, {self.windows} windows seen)"
 
     def update(self, window: LengthDistribution) -> None:
         """A window has ended; its weights are counts of requests. All windows share one ``upper``."""

@@ -429,6 +429,7 @@ def test_errors_say_what_was_expected():
     policy.update(window([1, 2]))
     with pytest.raises(ValueError, match="upper is 2; expected 1"):
         policy.update(window([1, 2, 3]))
+    assert repr(policy) == "Rolling(Fractile, 1 windows seen)"
     with pytest.raises(ValueError, match="windows: empty"):
         follow(Fractile(Latest(1)), [])
 
