@@ -21,6 +21,7 @@ __all__ = [
     "first_hours",
     "prefix_tables",
     "quantile_of_length",
+    "sampling_noise",
     "sources_table",
     "survival_table",
     "traces_table",
@@ -179,8 +180,9 @@ def drift_table(name: str, by: str = "day", lag: int = 1, **filters: Any) -> pd.
     Returns
     -------
     DataFrame with trace, the day or window, requests, mean, p50, p90, p99 (tokens), and of the distance to
-    the one ``lag`` earlier: w1 (tokens), w1_over_mean (relative to the earlier mean), total_variation,
-    p90_change (relative); NaN for the first ``lag``.
+    the one ``lag`` earlier: w1 (tokens), w1_over_mean (relative to the earlier mean), noise_over_mean (what
+    sampling alone would give, see `sampling_noise`), total_variation, p90_change (relative); NaN for the
+    first ``lag``.
     """
     parts = load_digests(name, by, **filters)
     rows = []
@@ -191,20 +193,35 @@ def drift_table(name: str, by: str = "day", lag: int = 1, **filters: Any) -> pd.
     return pd.DataFrame(rows)
 
 
+def sampling_noise(d: LengthDistribution, n: float, m: float) -> float:
+    """Expected W1 distance (tokens) between independent samples of n and m lengths from one distribution d.
+
+    To first order the difference of the two empirical distribution functions at x is normal with
+    variance F(x) (1 - F(x)) (1/n + 1/m), so its mean modulus is sqrt(2 / pi) of its deviation; W1 is
+    the integral.
+    """
+    spread = np.sqrt(d.cumulative[:-1] * (1 - d.cumulative[:-1])) @ np.diff(d.tokens)
+    return float(np.sqrt(2 / np.pi * (1 / n + 1 / m)) * spread)
+
+
 def _distance(before: LengthDistribution | None, now: LengthDistribution) -> dict[str, float]:
     if before is None:
-        return dict.fromkeys(("w1", "w1_over_mean", "total_variation", "p90_change"), np.nan)
+        measures = ("w1", "w1_over_mean", "noise_over_mean", "total_variation", "p90_change")
+        return dict.fromkeys(measures, np.nan)
     w1 = before.wasserstein(now)
+    noise = sampling_noise(LengthDistribution.mix([before, now]), before.total, now.total)
     return {
         "w1": w1,
         "w1_over_mean": w1 / before.mean,
+        "noise_over_mean": noise / before.mean,
         "total_variation": before.total_variation(now),
         "p90_change": now.quantile(0.9) / before.quantile(0.9) - 1,
     }
 
 
 def drift_summary(tables: Iterable[pd.DataFrame], radius: float) -> pd.DataFrame:
-    """Of each drift table: the median and largest step, and the share of steps beyond a relative radius."""
+    """Of each drift table: the median and largest step, the median of what sampling alone would give, the
+    share of steps beyond a relative radius, and the largest relative change of the P90."""
     rows = []
     for table in tables:
         steps = table["w1_over_mean"].dropna()
@@ -215,6 +232,7 @@ def drift_summary(tables: Iterable[pd.DataFrame], radius: float) -> pd.DataFrame
                 "steps": len(steps),
                 "median": steps.median(),
                 "largest": steps.max(),
+                "noise": table["noise_over_mean"].median(),
                 "beyond_radius": (steps > radius).mean(),
                 "largest_p90_change": table["p90_change"].abs().max(),
             }

@@ -76,10 +76,23 @@ def test_drift_against_scipy():
     assert table.loc[3, "w1"] == pytest.approx(w1)
     assert table.loc[3, "w1_over_mean"] == pytest.approx(w1 / table.loc[2, "mean"])
     assert table.loc[3, "p90_change"] == pytest.approx(table.loc[3, "p90"] / table.loc[2, "p90"] - 1)
-    assert table.loc[0, ["w1", "w1_over_mean", "total_variation", "p90_change"]].isna().all()
+    assert table.loc[0, ["w1", "w1_over_mean", "noise_over_mean", "p90_change"]].isna().all()
     lagged = survey.drift_table("burstgpt-week1", by="window", lag=4)
     assert lagged["w1"].isna().sum() == 4
     assert lagged["requests"].sum() == table["requests"].sum()
+
+
+def test_sampling_noise_against_samples():
+    d = load_digest("azure-2023-conv")
+    rng = np.random.default_rng(5)
+    n, m = 400, 900
+    found = [stats.wasserstein_distance(d.sample(rng, n), d.sample(rng, m)) for _ in range(400)]
+    assert survey.sampling_noise(d, n, m) == pytest.approx(np.mean(found), rel=0.05)
+    step = survey.drift_table("burstgpt-week1").iloc[1]
+    before, now = (load_digest("burstgpt-week1", day=day) for day in (0, 1))
+    pooled = load_digest("burstgpt-week1", day=[0, 1])
+    expected = survey.sampling_noise(pooled, before.total, now.total) / before.mean
+    assert step["noise_over_mean"] == pytest.approx(expected)
 
 
 def test_drift_summary():
@@ -88,11 +101,12 @@ def test_drift_summary():
             "trace": "x",
             "day": range(4),
             "w1_over_mean": [np.nan, 0.1, 0.2, 0.6],
+            "noise_over_mean": [np.nan, 0.01, 0.02, 0.04],
             "p90_change": [np.nan, 1, -2, 0],
         }
     )
     row = survey.drift_summary([table], 0.15).iloc[0]
-    assert row.tolist() == ["x", "days", 3, 0.2, 0.6, pytest.approx(2 / 3), 2]
+    assert row.tolist() == ["x", "days", 3, 0.2, 0.6, 0.02, pytest.approx(2 / 3), 2]
 
 
 def test_quantile_of_a_length_and_prefixes():
