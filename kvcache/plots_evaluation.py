@@ -9,6 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from kvcache.paper import published
 from kvcache.plots import CYCLE, GREY, INK, LINE_STYLES, canvas, color_of, label_ends, plain_log, style, title
@@ -67,9 +68,8 @@ def _heat(ax: Axes, grid: pd.DataFrame, norm, cmap: str, form: str = "{:.2g}", s
             if np.isfinite(value):
                 red, green, blue, _ = image.cmap(norm(value))
                 dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-                text = form.format(value)
+                text = f"{value:,.0f}" if value >= 100 else form.format(value)
                 ax.text(x, y, text, ha="center", va="center", fontsize=size, color="white" if dark else INK)
-    return image
 
 
 # ---- sensitivity --------------------------------------------------------------------------------
@@ -143,8 +143,7 @@ def fig3b(table: pd.DataFrame) -> Figure:
         title(
             figure,
             "Fig. 3(b)  The premium of robustness in both units of ε",
-            "dots: solved; lines: closed form; hollow: at least one class has jumped; black: what the paper "
-            "allows (below 0.5 % for 0.1-0.2, below 1.3 % at 0.5)",
+            "dots: solved, hollow where a class has jumped; lines: closed form; black: the paper's bounds",
         )
     return figure
 
@@ -166,8 +165,9 @@ def fig3b_limits(table: pd.DataFrame) -> Figure:
             for y, trace in enumerate(grid.index):
                 for x, rho in enumerate(grid.columns):
                     if grid.loc[trace, rho] < 1.3:
-                        box = (x - 0.47, y - 0.45), 0.94, 0.9
-                        ax.add_patch(_rectangle(*box))
+                        corner = (x - 0.47, y - 0.45)
+                        box = Rectangle(corner, 0.94, 0.9, fill=False, edgecolor=INK, linewidth=1.6)
+                        ax.add_patch(box)
             ax.set(
                 xlabel="cost ratio ρ", title=f"ε = 0.5 {'tokens' if unit == 'tokens' else 'x mean output'}"
             )
@@ -176,12 +176,6 @@ def fig3b_limits(table: pd.DataFrame) -> Figure:
             "Premium on the reservation cost, %: below 1.3 % (boxed) only if ε is in tokens",
         )
     return figure
-
-
-def _rectangle(corner: tuple[float, float], width: float, height: float):
-    from matplotlib.patches import Rectangle
-
-    return Rectangle(corner, width, height, fill=False, edgecolor=INK, linewidth=1.6)
 
 
 def fig4(table: pd.DataFrame) -> Figure:
@@ -201,15 +195,15 @@ def fig4(table: pd.DataFrame) -> Figure:
         for ax, (column, label) in zip(axes[0], measures, strict=True):
             ends = []
             for (weight, rows), color in zip(table.groupby("weight", sort=False), CYCLE, strict=False):
-                rows = rows.sort_values("factor")
+                rows = rows.sort_values("multiple")
                 if column == "quantile":
                     values = rows[[f"quantile_{c}" for c in CLASS_COLORS]].where(
                         rows[[f"admitted_{c}" for c in CLASS_COLORS]].to_numpy() > 0
                     )
                     values = values.min(axis=1)
                 else:
-                    values = rows[column] / rows.loc[rows["factor"] == 1, column].iloc[0]
-                ax.plot(rows["factor"], values, "o-", color=color, markersize=3.5)
+                    values = rows[column] / rows.loc[rows["multiple"] == 1, column].iloc[0]
+                ax.plot(rows["multiple"], values, "o-", color=color, markersize=3.5)
                 ends.append((float(values.iloc[-1]), weight.replace("kappa", "κ"), color))
             plain_log(ax, "x", (0.02, 0.1, 0.2, 1, 5))
             ax.axvspan(0.2, 5, color=GREY, alpha=0.12, linewidth=0)
@@ -445,20 +439,13 @@ def fig_latency_map(table: pd.DataFrame, method: str, traces: Sequence[str]) -> 
     """
     with style():
         figure, axes = canvas(1, len(traces), height=2.7, sharey=True)
-        norm = TwoSlopeNorm(0, -1.2, 1.2)
+        norm = LogNorm(0.4, 2.5)
         for ax, trace in zip(axes[0], traces, strict=True):
             rows = table[(table["trace"] == trace) & (table["method"] == method)]
             grid = rows.pivot(index="factor", columns="load", values="p99_over_dro")
-            shades = _heat(ax, np.log2(grid), norm, "PuOr_r", "")
-            for y, row in enumerate(grid.to_numpy()):
-                for x, value in enumerate(row):
-                    if np.isfinite(value):
-                        strong = abs(np.log2(value)) > 0.8
-                        ax.text(x, y, f"{value:.2g}", ha="center", va="center", fontsize=7.5,
-                                color="white" if strong else INK)  # fmt: skip
+            _heat(ax, grid, norm, "PuOr_r")
             ax.set(xlabel="load", title=f"lengths: {trace}")
         axes[0, 0].set_ylabel("preemption factor")
-        del shades
         title(
             figure,
             f"P99 latency of {method} over DRO's at ρ = 10: above 1 (orange) as in the paper",

@@ -1,6 +1,6 @@
-"""One point of a sweep: build an instance, choose a policy, replay it, and give one row of a table.
+"""One point of a sweep: build an instance, choose a policy, replay it, and give rows of a table.
 
-A scenario is a mapping of JSON values, so that `kvcache.sweep` can run it anywhere and keep its row.
+A scenario is a mapping of JSON values, so that `kvcache.sweep` can run it anywhere and keep its rows.
 """
 
 from __future__ import annotations
@@ -165,17 +165,17 @@ def point(
     method: str = "DRO",
     variant: str = "full",
     groups: Sequence[int] | None = None,
-    shift: float = 1.0,
+    shifts: Sequence[float] = (1.0,),
     evaluated_on: Sequence[str] | None = None,
     capped: bool = True,
     requests: int = REQUESTS,
     seed: int = 0,
-    preemption_factor: float = PREEMPTION_FACTOR,
+    factors: Sequence[float] = (PREEMPTION_FACTOR,),
     gap: float = 2e-4,
     node_limit: int = NODE_LIMIT,
     labels: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Solve and replay one scenario.
+) -> list[dict[str, Any]]:
+    """Solve one scenario, and replay its policy for every length scale and preemption factor.
 
     Parameters
     ----------
@@ -183,29 +183,25 @@ def point(
     method : as in `kvcache.baselines.reservations`.
     variant : one of `VARIANTS`.
     groups : a fixed partition z.
-    shift, evaluated_on, capped : keyword arguments of `evaluation` (``outputs`` as ``evaluated_on``).
+    shifts : length scales of the replay.
+    evaluated_on, capped : ``outputs`` and ``capped`` of `evaluation`.
     requests, seed : of the replay's workload.
-    preemption_factor : of the replay.
+    factors : preemption factors of the replay.
     gap, node_limit : of the solver; nodes and not seconds, so that results do not depend on the machine.
-    labels : columns to put in front of the row.
+    labels : columns to put in front of the rows.
 
     Returns
     -------
-    dict
-        The labels; the optimiser's objective by term, its proven gap, partition, reservations and their
-        training quantiles and admitted shares per class; and what `kvcache.replay.Replay.row` measured.
+    list of dict
+        One row per shift and factor: the labels; the optimiser's objective by term, its proven gap,
+        partition, reservations and their training quantiles and admitted shares per class; and what
+        `kvcache.replay.Replay.row` measured.
     """
     built = build(**(instance or {}))
     solution = choose(built, method, variant, groups, {"gap": gap, "node_limit": node_limit})
     policy = solution.policy
-    lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
-    workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
-    measured = replay(built, policy, workload, preemption_factor=preemption_factor)
     eta = policy.reservations - built.input_tokens
-    row: dict[str, Any] = {
-        **(labels or {}),
-        "method": method,
-        "variant": variant,
+    solved: dict[str, Any] = {
         "status": solution.status,
         "objective": solution.objective,
         "optimality_gap": solution.gap if np.isfinite(solution.gap) else None,
@@ -213,7 +209,15 @@ def point(
         "groups": "+".join(map(str, policy.groups)),
     }
     for c, tokens, share in zip(built.classes, eta, policy.admission, strict=True):
-        row[f"eta_{c.name}"] = tokens
-        row[f"quantile_{c.name}"] = c.output.cdf(tokens + WHOLE)
-        row[f"admitted_{c.name}"] = share
-    return {**row, **measured.row()}
+        solved[f"eta_{c.name}"] = tokens
+        solved[f"quantile_{c.name}"] = c.output.cdf(tokens + WHOLE)
+        solved[f"admitted_{c.name}"] = share
+    rows = []
+    for shift in shifts:
+        lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
+        workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
+        for factor in factors:
+            measured = replay(built, policy, workload, preemption_factor=factor)
+            known = {"method": method, "variant": variant, "shift": shift, "factor": factor}
+            rows.append({**(labels or {}), **known, **solved, **measured.row()})
+    return rows

@@ -85,7 +85,7 @@ _MEANS = (0.001, 0.004, 0.01, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
 def premium_point(
-    *, trace: str, rho: float, radius: float, relative: bool, load: float, gap: float = 1e-5
+    *, trace: str, rho: float, radius: float, relative: bool, load: float, gap: float = 3e-5
 ) -> dict[str, Any]:
     """The cost of robustness at one radius: joint optimum, closed form, and what it rests on.
 
@@ -190,7 +190,7 @@ def weights(profile: str, load: float = 0.6) -> pd.DataFrame:
             else:
                 value = getattr(defaults, field[weight]) * factor
                 spec["costs"] = {field[weight]: value}
-            labels = {"weight": weight, "factor": factor, "value": value}
+            labels = {"weight": weight, "multiple": factor, "value": value}
             tasks.append({"instance": spec, "labels": labels})
     return _points(tasks)
 
@@ -340,12 +340,11 @@ def latency_map(profile: str) -> pd.DataFrame:
                 "costs": {"rejection": NEVER_REJECT},
             },
             "method": method,
-            "preemption_factor": float(factor),
-            "labels": {"trace": trace, "load": float(load), "factor": float(factor)},
+            "factors": [float(factor) for factor in factors],
+            "labels": {"trace": trace, "load": float(load)},
         }
         for trace in traces
         for load in loads
-        for factor in factors
         for method in methods
     )
     keys = ["trace", "load", "factor"]
@@ -395,7 +394,7 @@ def ablation(profile: str) -> pd.DataFrame:
         {
             "instance": {"builder": "ablation", "arguments": {"seed": seed, "load": load}},
             "variant": variant,
-            "shift": TABLE5_SHIFT,
+            "shifts": [TABLE5_SHIFT],
             "seed": seed,
             "labels": {"load": load, "seed": seed},
         }
@@ -421,12 +420,11 @@ def shifts(profile: str, load: float = CALM_LOAD) -> pd.DataFrame:
                 "ambiguity_set": chosen,
             },
             "method": method,
-            "shift": shift,
+            "shifts": _grid(profile, SHIFTS, tuple(np.arange(10, 31) / 10)),
             "seed": seed,
-            "labels": {"policy": policy, "shift": shift, "seed": seed},
+            "labels": {"policy": policy, "seed": seed},
         }
         for policy, (method, chosen) in sets.items()
-        for shift in _grid(profile, SHIFTS, tuple(np.arange(10, 31) / 10))
         for seed in range(_grid(profile, (SEEDS,), (20,))[0])
     )
 
@@ -492,7 +490,9 @@ def ablation_regimes(profile: str) -> pd.DataFrame:
 
 def ablation_partitions(profile: str) -> pd.DataFrame:
     """Uniform against optimal routing on every partition that uses more than one configuration."""
-    loads = _grid(profile, (0.02, 0.05, 0.1), (0.02, 0.05, 0.1, 0.2, 0.4, 0.6))
+    loads = _grid(
+        profile, (0.02, 0.05, 0.1, 0.2, 0.4), (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
+    )
     base = scenario.build(builder="ablation")
     mixed = [z for z in scenario.partitions(base) if (z > 0).sum() > 1]
     frame = _points(
@@ -500,12 +500,11 @@ def ablation_partitions(profile: str) -> pd.DataFrame:
             "instance": {"builder": "ablation", "arguments": {"seed": 0, "load": load}},
             "variant": variant,
             "groups": z.tolist(),
-            "shift": shift,
-            "labels": {"load": load, "shift": shift},
+            "shifts": [1.0, TABLE5_SHIFT],
+            "labels": {"load": load},
         }
         for load in loads
         for z in mixed
-        for shift in (1.0, TABLE5_SHIFT)
         for variant in ("full", "-Routing")
     )
     keys = ["load", "shift", "groups"]
@@ -533,8 +532,8 @@ def prefix_load(profile: str) -> pd.DataFrame:
         {
             "instance": {"builder": "ablation", "arguments": {"seed": 0, "load": float(load)}},
             "variant": variant,
-            "shift": shift,
-            "labels": {"load": float(load), "shift": shift},
+            "shifts": [shift],
+            "labels": {"load": float(load)},
         }
         for shift, grid in ((TABLE5_SHIFT, loads), (1.0, calm))
         for load in grid

@@ -17,7 +17,9 @@ import hashlib
 import inspect
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,10 +85,25 @@ def _key(function: Callable, task: Task) -> str:
     return hashlib.sha256("\n".join([name, source, _fingerprint(), arguments]).encode()).hexdigest()[:32]
 
 
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Drop what goes to standard output: solvers greet, and workers share the notebook's."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _call(function: Callable, position: int, task: Task) -> tuple[int, str, str | None]:
     """Run one task where it is; its position, its result as JSON text, and what went wrong."""
     try:
-        return position, _text(function(**task)), None
+        with _quietly():
+            return position, _text(function(**task)), None
     except Exception as error:
         return position, "", f"{type(error).__name__}: {error}"
 
