@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from kvcache.digests import list_digests, load_digest, load_digests, load_prefix_stats
+from kvcache.formats import FORMATS
 from kvcache.lengths import LengthDistribution
 from kvcache.sources import load_sources
 
@@ -19,6 +20,7 @@ __all__ = [
     "drift_summary",
     "drift_table",
     "first_hours",
+    "formats_table",
     "prefix_tables",
     "quantile_of_length",
     "sampling_noise",
@@ -50,6 +52,15 @@ SHORT = {
     "servegen-deepseek-r1": "deepseek-r1",
 }
 STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+
+
+def formats_table() -> pd.DataFrame:
+    """The formats that `read_trace` knows: name, what they are, and the columns read for each tidy one."""
+    rows = []
+    for form in FORMATS.values():
+        columns = {tidy: s if isinstance(s, str) else " / ".join(s) for tidy, s in form.columns.items()}
+        rows.append({"format": form.name, "about": form.about, **columns})
+    return pd.DataFrame(rows).fillna("")
 
 
 def sources_table() -> pd.DataFrame:

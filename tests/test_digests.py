@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -61,22 +60,24 @@ def test_every_trace_is_there_and_all_fit_in_8_megabytes():
         21_600,
         14,
     ]
+    # make data replaces reconstructions by exact counts
     marked = set(table.loc[table["reconstructed"], "name"])
-    assert marked == {"burstgpt", "azure-2024-code", "azure-2024-conv"}
+    assert marked <= {"burstgpt", "azure-2024-code", "azure-2024-conv"}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_digests_agree_with_what_sources_say(name):
     facts, source = read_facts(digests_dir() / f"{name}.parquet"), load_sources().digests[name]
-    assert facts["upper"]["output"] == source.upper_output
-    assert facts["upper"]["input"] == source.upper_input
-    if source.rows_read is not None:
+    replaced = len(source.inputs) > 1 and facts["made_from"].startswith(source.inputs[0])
+    if not replaced:
+        assert facts["upper"]["output"] == source.upper_output
+        assert facts["upper"]["input"] == source.upper_input
+    if not replaced and source.rows_read is not None:
         assert facts["rows_read"] == source.rows_read
         assert facts["rows_kept"] == source.rows_kept
     assert facts["rows_read"] == facts["rows_kept"] + sum(facts["dropped"].values())
     output, inputs = load_digest(name), load_digest(name, field="input")
-    assert output.upper == source.upper_output
-    assert inputs.upper == source.upper_input
+    assert (output.upper, inputs.upper) == (facts["upper"]["output"], facts["upper"]["input"])
     assert output.tokens[0] >= 1
     assert output.total == facts["requests"]
     # ServeGen counts are rounded by window and field, and do not tell which inputs had no output.
@@ -106,7 +107,8 @@ def test_moments_and_quantiles(name, mean, quantiles):
 def test_reconstructions_have_the_published_numbers(name):
     for field, published in load_sources().digests[name].quantiles.items():
         found = load_digest(name, field=field)
-        assert found.reconstructed
+        if not found.reconstructed:
+            pytest.skip("built from the original")
         assert found.total == published.requests
         assert {p: found.quantile(p) for p in published.points} == dict(published.points)
         assert found.mean == pytest.approx(published.mean, rel=1e-4)
@@ -423,9 +425,16 @@ def test_sharegpt_lengths(project):
 
 def test_builds_are_the_same_bytes(project):
     (project / "raw" / "full.csv").write_text(FULL)
-    digest = [hashlib.sha256(build(project, "log").read_bytes()).hexdigest() for _ in range(2)]
-    assert digest[0] == digest[1]
+    path = build(project, "log")
+    first, built = path.read_bytes(), path.stat().st_mtime_ns
+    path.unlink()
+    assert build(project, "log").read_bytes() == first
     assert [path.name for path in digests_dir().iterdir()] == ["log.parquet"]
+    os.utime(path, ns=(built, built))
+    build(project, "log")
+    assert path.stat().st_mtime_ns == built  # an equal file is not touched
+    (project / "raw" / "full.csv").write_text(WEEK)
+    assert build(project, "log").read_bytes() != first
 
 
 def test_command(project, capsys, monkeypatch):

@@ -21,6 +21,13 @@ def test_sources_and_traces_have_a_row_per_digest():
         assert survey.traces_table(field)["trace"].tolist() == names
 
 
+def test_formats():
+    table = survey.formats_table().set_index("format")
+    assert table.loc["burstgpt", "class"] == "Model / Log Type"
+    assert table.loc["mooncake", "prefix_blocks"] == "hash_ids"
+    assert table.loc["sharegpt", "output_tokens"] == ""
+
+
 def test_share_of_the_longest_tenth():
     table = survey.traces_table().set_index("trace")
     lengths = np.sort(np.repeat(*(digest_counts("azure-2023-code")[c] for c in ("tokens", "requests"))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -234,23 +234,30 @@ def _write(source: DigestSource, reduced: _Reduced) -> Path:
             "requests": frame["requests"].to_numpy(np.int64),
         }
     ).replace_schema_metadata({METADATA: json.dumps(facts, separators=(",", ":"))})
+    sizes = [int((frame["field"] == name).sum()) for name in fields]
+    content = _parquet_bytes(table, sizes)
     path = digests_dir() / f"{source.name}.parquet"
-    sizes = output.shape[0], *(int((frame["field"] == name).sum()) for name in fields[1:])
-    with (
-        atomic_path(path) as partial,
-        pq.ParquetWriter(
-            partial,
-            table.schema,
-            compression="zstd",
-            compression_level=19,
-            use_dictionary=["field", "class", "window"],
-            column_encoding={"tokens": "DELTA_BINARY_PACKED", "requests": "DELTA_BINARY_PACKED"},
-            write_statistics=False,
-            store_schema=True,
-        ) as writer,
-    ):
-        begin = 0
-        for size in sizes:
-            writer.write_table(table.slice(begin, size), row_group_size=max(size, 1))
-            begin += size
+    # An equal file keeps its time, so that nothing made from it is out of date.
+    if not path.is_file() or path.read_bytes() != content:
+        with atomic_path(path) as partial:
+            partial.write_bytes(content)
     return path
+
+
+def _parquet_bytes(table: pa.Table, row_groups: Sequence[int]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(
+        sink,
+        table.schema,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=["field", "class", "window"],
+        column_encoding={"tokens": "DELTA_BINARY_PACKED", "requests": "DELTA_BINARY_PACKED"},
+        write_statistics=False,
+        store_schema=True,
+    ) as writer:
+        begin = 0
+        for rows in row_groups:
+            writer.write_table(table.slice(begin, rows), row_group_size=rows)
+            begin += rows
+    return sink.getvalue().to_pybytes()
