@@ -12,6 +12,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from kvcache import download as module
+from kvcache.digests import load_digest
+from kvcache.digests.__main__ import main as digests_main
 from kvcache.download import DownloadError, Transfer, download, load_checksums, needed_files, record_checksum
 from kvcache.sources import RawFile, load_sources
 
@@ -100,7 +102,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     running = Server()
-    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread = threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     yield running
     running.release.set()
@@ -378,6 +380,16 @@ def test_command_records_what_was_unknown_and_then_verifies(server, project, cap
     server.body = BODY[:-1] + b"9"
     assert module.main([*raw, "b.csv"]) == 1
     assert f"expected {SHA}" in capsys.readouterr().err
+
+
+def test_digests_are_built_from_what_was_downloaded(server, project, capsys):
+    server.script = ["truncate", "redirect"]
+    assert module.main(["--raw", str(project / "raw"), "--timeout", "1"]) == 0
+    assert digests_main(["build", "--raw", str(project / "raw")]) == 0
+    output = load_digest("a")
+    assert output.total == 4000
+    assert output.tokens.tolist() == list(range(1, 4001))
+    assert output.upper == 4000
 
 
 def test_command_gets_what_it_can_and_names_the_rest(server, project, capsys):
