@@ -16,15 +16,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvcache.instance import Instance
-from kvcache.polish import fit, polish, prefixes_for
 from kvcache.policy import Policy, Solution, evaluate
-from kvcache.relaxation import Box, Data, Point, Relaxation, wait
+from kvcache.polish import fit, polish, prefixes_for
+from kvcache.relaxation import Box, Data, Point, Relaxation, Tangents, wait
 
 __all__ = ["certify"]
 
 Floats = NDArray[np.float64]
+#: Called after every box with the lower bound, the best cost and the number of boxes done.
+Progress = Callable[[float, float, int], None]
 
+# A number of groups within this of a whole one is whole.
 INTEGRAL = 1e-6
+# Splits tried on the relaxation per box, and trials of one split after which its record is trusted.
+TRIED = 4
 RELIABLE = 2
 
 
@@ -37,24 +42,40 @@ class Branch:
     worth: float
 
 
+@dataclass(order=True)
+class _Node:
+    """A box whose policies cost ``bound`` at least; ``basis`` is where the relaxation starts from."""
+
+    bound: float
+    number: int
+    box: Box = field(compare=False)
+    basis: tuple[Relaxation, object] | None = field(compare=False, default=None)
+
+
 @dataclass
 class _Search:
+    """The state of one branch and bound: incumbent, open boxes, relaxations, experience with splits."""
+
     data: Data
     gap: float
-    deadline: float
-    node_limit: float
-    progress: Callable[[float, float, int], None] | None
+    deadline: float = np.inf
+    node_limit: float = np.inf
+    progress: Progress | None = None
     best: Policy | None = None
     value: float = np.inf
     history: list[float] = field(default_factory=list)
     nodes: int = 0
-    tried: set[tuple] = field(default_factory=set)
-    pruned: float = np.inf
-    open: list[tuple] = field(default_factory=list)
     created: int = 0
-    pool: dict = field(default_factory=dict)
+    open: list[_Node] = field(default_factory=list)
+    current: _Node | None = None
+    pruned: float = np.inf
+    tried: set[tuple[int, ...]] = field(default_factory=set)
+    pool: Tangents = field(default_factory=dict)
     models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
-    records: dict[tuple, list[list[float]]] = field(default_factory=dict)
+    records: dict[tuple, list[Floats]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.root = Box.root(self.data)
 
     # ---- incumbent ----------------------------------------------------------------------------
 
@@ -69,33 +90,33 @@ class _Search:
             self.best, self.value = policy, result.objective
             self.history.append(self.value)
 
-    def from_point(self, point: Point, z: Floats, *, steps: int) -> None:
-        """A policy at z near a solution of the relaxation, polished."""
+    def from_point(self, point: Point, z: Floats, *, quick: bool = False) -> None:
+        """A policy at z near a solution of the relaxation, improved by local search.
+
+        ``quick``: only where the policy is already within ten gaps of the best.
+        """
         data = self.data
         admitted = point.pi.sum(axis=1)
         eta = np.where(admitted > 1e-9, point.h.sum(axis=1) / np.maximum(admitted, 1e-9), data.high)
-        binds = (point.memory_price > 0) | (z > 0)
-        policy = fit(data, z, eta, point.pi, prefixes_for(data, z, point.pi, binds))
-        value = evaluate(data.instance, policy).objective
-        if steps < 10 and value > self.value * (1 + 10 * self.gap):
+        policy = fit(data, z, eta, point.pi, prefixes_for(data, z, point.pi, z > 0))
+        if quick and evaluate(data.instance, policy).objective > self.value * (1 + 10 * self.gap):
             return
-        polished, _ = polish(data, policy, steps=steps, precision=0.05 * self.gap)
-        self.offer(polished)
+        self.offer(polish(data, policy, steps=6 if quick else 10, precision=0.05 * self.gap))
 
-    def try_groups(self, box: Box, z: Floats, *, steps: int = 10) -> None:
-        """Search at fixed groups, unless their own relaxation says that nothing better is there."""
+    def try_groups(self, z: Floats) -> None:
+        """Search at fixed groups, once, unless their relaxation says that nothing better is there."""
         key = tuple(z.astype(int).tolist())
         if key in self.tried:
             return
         self.tried.add(key)
-        fixed = Box(**{**vars(box), "zl": z, "zu": z}).tightened(self.data)
-        if fixed is None:
+        box = replace(self.root, zl=z, zu=z).tightened(self.data)
+        if box is None:
             return
-        relaxation = self.model(fixed)
-        relaxation.load_box(fixed)
+        relaxation = self.model(box)
+        self.load(relaxation, box)
         point = relaxation.solve(self.cutoff, rounds=3, precision=self.gap / 10)
         if point is not None:
-            self.from_point(point, z, steps=steps)
+            self.from_point(point, z)
 
     def roundings(self, point: Point) -> list[Floats]:
         """Whole groups near the relaxed ones, within the budget."""
@@ -164,7 +185,9 @@ class _Search:
         u = instance.offered_loads
         saved = headroom * u * point.y - point.t
         real = np.where(
-            box.dl, headroom * u * point.pi - point.z, np.where(box.du, np.maximum(headroom * u * point.pi - point.z, 0), 0)
+            box.dl,
+            headroom * u * point.pi - point.z,
+            np.where(box.du, np.maximum(headroom * u * point.pi - point.z, 0), 0),
         )
         share = instance.prefix_tokens[:, None] / instance.kv_tokens
         # A price of zero can mean that the hidden memory made room.
@@ -182,12 +205,14 @@ class _Search:
             if used.size < 2 or etas.max() - etas.min() < 1e-3:
                 continue
             mean = float(point.h[i].sum() / admitted[i])
-            values = [data.cut(i, float(np.clip(e, data.low[i], data.high[i])))[0] for e in (*etas, mean)]
-            price = instance.offered_loads[i, used] / instance.kv_tokens[used] * (
-                headroom * point.memory_price + point.load_price
-            )[used]
+            values = data.worst_cases(np.array(i), np.clip([*etas, mean], data.low[i], data.high[i]))
+            price = (
+                instance.offered_loads[i, used]
+                / instance.kv_tokens[used]
+                * (headroom * point.memory_price + point.load_price)[used]
+            )
             # Against the Lagrangian: cost and memory of the mean less those of each.
-            worth = instance.arrival_rates[i] * (point.pi[i, used] @ (values[-1] - np.array(values[:-1])))
+            worth = instance.arrival_rates[i] * (point.pi[i, used] @ (values[-1] - values[:-1]))
             worth += float((point.pi[i, used] * price) @ (mean - etas))
             if worth > 0:
                 split(("e", i), float(worth), box.with_("eu", i, mean), box.with_("el", i, mean))
@@ -204,12 +229,15 @@ class _Search:
         if name is None or 3 * len(needed) <= 2 * len(name):
             name = tuple(sorted(needed))
             only = np.isin(np.arange(box.zu.size), name)
-            whole = Box.root(self.data)
-            self.models[name] = Relaxation(self.data, replace(whole, pu=whole.pu * only), self.pool)
+            self.models[name] = Relaxation(self.data, replace(self.root, pu=self.root.pu * only), self.pool)
         return self.models[name]
 
+    def load(self, relaxation: Relaxation, box: Box) -> None:
+        """Load a box: sharp where its groups are fixed, quick to re-optimise where they are not."""
+        relaxation.load_box(box, None if box.fixed else self.root)
+
     def around(self, box: Box, z: Floats) -> list[Box]:
-        """The box cut into one with these groups and, configuration by configuration, what lies below and above."""
+        """The box cut up: these groups, and by configuration what lies below and above them."""
         out = []
         for k in np.flatnonzero(box.zl < box.zu).tolist():
             if z[k] > box.zl[k]:
@@ -223,111 +251,107 @@ class _Search:
 
     @property
     def lower_bound(self) -> float:
-        least = min((node[0] for node in self.open), default=np.inf)
-        return min(least, self.pruned, self.value)
+        """What no policy costs less than, at any moment."""
+        waiting = [node.bound for node in self.open[:1]]
+        current = [] if self.current is None else [self.current.bound]
+        return min(*waiting, *current, self.pruned, self.value)
 
-    def push(self, bound: float, box: Box, basis: object) -> None:
+    def run(self) -> None:
+        """Expand boxes until the gap is closed or a limit strikes."""
+        root = self.root.tightened(self.data)
+        self.open = [_Node(0.0, 0, root)]
+        while self.open and self.open[0].bound < self.cutoff:
+            self.current = heapq.heappop(self.open)
+            while self.current is not None:
+                if self.nodes >= self.node_limit or time.perf_counter() > self.deadline:
+                    return
+                children = self.expand(self.current)
+                self.nodes += 1
+                # Where the groups are fixed, go down at once: that is where policies are found.
+                dive = bool(children) and self.current.box.fixed
+                for child in children[1:] if dive else children:
+                    heapq.heappush(self.open, child)
+                self.current = children[0] if dive else None
+                if self.progress is not None:
+                    self.progress(self.lower_bound, self.value, self.nodes)
+
+    def node(self, bound: float, box: Box, basis: tuple | None) -> _Node:
         self.created += 1
-        heapq.heappush(self.open, (bound, self.created, box, basis))
+        return _Node(bound, self.created, box, basis)
 
-    def run(self, root: Box) -> None:
-        data = self.data
-        self.push(0.0, root, None)
-        while self.open:
-            bound = self.open[0][0]
-            if bound >= self.cutoff:
-                break
-            if self.nodes >= self.node_limit or time.perf_counter() > self.deadline:
-                break
-            bound, _, box, basis = self.open[0]
-            relaxation = self.model(box)
-            relaxation.load_box(box)
-            if basis is not None and basis[0] is relaxation:
-                relaxation.set_basis(basis[1])
-            point = relaxation.solve(self.cutoff, precision=self.gap / 20)
-            self.nodes += 1
-            heapq.heappop(self.open)
-            if self.progress is not None:
-                self.progress(min(bound, self.lower_bound), self.value, self.nodes)
-            if point is None:
-                self.pruned = min(self.pruned, max(bound, self.cutoff))
-                continue
-            bound = max(bound, point.bound)
-            basis = (relaxation, relaxation.basis())
-            if np.all(np.abs(point.z - np.round(point.z)) < INTEGRAL):
-                self.from_point(point, np.round(point.z), steps=6)
-            if self.nodes == 1 or self.nodes % 10 == 0 or np.all(np.abs(point.z - np.round(point.z)) < INTEGRAL):
-                for z in self.roundings(point):
-                    self.try_groups(root, z)
-            whole = np.abs(point.z - np.round(point.z)) < INTEGRAL
-            if whole.all() and np.any(box.zl < box.zu):
-                for child in self.around(box, np.round(point.z)):
-                    child = child.tightened(data)
-                    if child is not None:
-                        self.push(bound, child, basis)
-                continue
-            candidates = [c for c in self.branches(box, point) if c.key[0] in ("z", "g") or whole.all()]
-            if not candidates:
+    def expand(self, node: _Node) -> list[_Node]:
+        """Bound a box, look for policies near its relaxation, and split it."""
+        data, box = self.data, node.box
+        relaxation = self.model(box)
+        self.load(relaxation, box)
+        if node.basis is not None and node.basis[0] is relaxation:
+            relaxation.set_basis(node.basis[1])
+        point = relaxation.solve(self.cutoff, precision=self.gap / 20)
+        if point is None:
+            self.pruned = min(self.pruned, max(node.bound, self.cutoff))
+            return []
+        bound = max(node.bound, point.bound)
+        basis = (relaxation, relaxation.basis())
+        whole = bool(np.all(np.abs(point.z - np.round(point.z)) <= INTEGRAL))
+        if whole:
+            self.from_point(point, np.round(point.z), quick=True)
+        if whole or self.nodes % 10 == 0:
+            for z in self.roundings(point):
+                self.try_groups(z)
+        if whole and not box.fixed:
+            boxes = [(child, bound) for child in self.around(box, np.round(point.z))]
+        else:
+            kinds = ("v", "d", "e") if whole else ("g", "z")
+            branches = [b for b in self.branches(box, point) if b.key[0] in kinds]
+            if not branches:
+                # Nothing is left that a split could improve: the bound of this box is final.
                 self.pruned = min(self.pruned, bound)
-                continue
-            for child, child_bound in self.choose(box, point, bound, basis, candidates):
-                self.push(child_bound, child, basis)
+                return []
+            boxes = self.choose(box, bound, basis, branches)
+        return [
+            self.node(child_bound, tight, basis)
+            for child, child_bound in boxes
+            if (tight := child.tightened(data)) is not None
+        ]
 
-    def choose(
-        self, box: Box, point: Point, bound: float, basis: object, branches: list[Branch]
-    ) -> list[tuple[Box, float]]:
+    def choose(self, box: Box, bound: float, basis: tuple, branches: list[Branch]) -> list[tuple[Box, float]]:
         """The two boxes of the most promising split, each with the bound known for it.
 
-        A split is judged by what its children gain, (gain of one) x (gain of the other). The gains are
-        tried on the relaxation until a split at that place has been seen often enough; from then on they
-        are predicted from the mean of gain per worth.
+        Where the groups are fixed, that is the split that hides most cost. Before, a split is judged by
+        what its children gain, (gain of one) x (gain of the other). The gains are tried on the relaxation
+        until a split at that place has been seen often enough; from then on they are predicted from the
+        mean of gain per worth.
         """
+        if box.fixed:
+            return [(child, bound) for child in max(branches, key=lambda b: b.worth).children]
         room = max(self.cutoff - bound, 1e-9 * abs(self.value))
-        if np.all(box.zl == box.zu):
-            widest = max(branches, key=lambda b: b.worth)
-            found = [child.tightened(self.data) for child in widest.children]
-            return [(child, bound) for child in found if child is not None]
-        short = []
-        for kind, most in (("g", 1), ("z", 3), ("v", 2), ("d", 1), ("e", 1)):
-            same = sorted((b for b in branches if b.key[0] == kind), key=lambda b: -b.worth)
-            short += same[:most]
-        best, best_score, best_children = None, -1.0, []
-        for branch in short:
+        relaxation, start = basis
+        best_score, best = -1.0, []
+        for branch in sorted(branches, key=lambda b: -b.worth)[:TRIED]:
             record = self.records.setdefault(branch.key, [])
-            children = [child.tightened(self.data) for child in branch.children]
+            bounds = [bound, bound]
             if len(record) >= RELIABLE:
-                ratio = np.mean(record, axis=0)
-                gains = [np.inf if c is None else r * branch.worth for c, r in zip(children, ratio, strict=True)]
-                bounds = [bound, bound]
+                gains = np.mean(record, axis=0) * branch.worth
             else:
-                bounds = []
-                for child in children:
-                    if child is None:
-                        bounds.append(np.inf)
-                        continue
-                    relaxation, start = basis
-                    relaxation.load_box(child)
-                    relaxation.set_basis(start)
-                    tried = relaxation.solve(self.cutoff, rounds=1)
-                    bounds.append(np.inf if tried is None else max(tried.bound, bound))
-                gains = [b - bound for b in bounds]
-                record.append([min(g, room) / max(branch.worth, 1e-12) for g in gains])
-            low, high = (max(min(g, room) / room, 1e-6) for g in gains)
-            score = low * high
-            if score > best_score:
-                best, best_score = branch, score
-                best_children = list(zip(children, bounds, strict=True))
+                for at, child in enumerate(branch.children):
+                    tight = child.tightened(self.data)
+                    tried = None
+                    if tight is not None:
+                        self.load(relaxation, tight)
+                        relaxation.set_basis(start)
+                        tried = relaxation.solve(self.cutoff, rounds=1)
+                    bounds[at] = self.cutoff if tried is None else max(tried.bound, bound)
+                gains = np.array(bounds) - bound
+                record.append(np.minimum(gains, room) / max(branch.worth, 1e-12))
+            low, high = np.maximum(np.minimum(gains, room) / room, 1e-6)
+            if low * high > best_score:
+                best_score, best = low * high, list(zip(branch.children, bounds, strict=True))
             if low >= 1 and high >= 1:
                 break
-        out = []
-        for child, child_bound in best_children:
-            if child is None:
-                continue
+        for _, child_bound in best:
             if child_bound >= self.cutoff:
                 self.pruned = min(self.pruned, self.cutoff)
-                continue
-            out.append((child, child_bound))
-        return out
+        return [(child, child_bound) for child, child_bound in best if child_bound < self.cutoff]
 
 
 def certify(
@@ -337,36 +361,74 @@ def certify(
     gap: float = 1e-4,
     start: Policy | Solution | None = None,
     reservations: ArrayLike | None = None,
-    groups: ArrayLike | None = None,
     node_limit: int | None = None,
-    progress: Callable[[float, float, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Solution:
-    """Certified."""
+    """The policy of least cost, with a proof: its cost is within ``gap`` of the returned lower bound.
+
+    Parameters
+    ----------
+    instance : Instance
+    time_limit : seconds, or None. When it strikes, and on Ctrl-C, the best policy so far is returned
+        with the bound proven so far, and status ``feasible``.
+    gap : relative distance between cost and lower bound at which to stop.
+    start : a policy (or a solution) to start from, for instance the one in force before a drift. It is
+        brought into the constraints of this instance first, and ignored where its groups do not fit.
+    reservations : (I,) prescribed r_i = L_in + eta_i in tokens. The rest is then optimal for them.
+    node_limit : boxes to expand at most, a deterministic limit.
+    progress : called after every box with (lower bound, best cost, boxes done).
+
+    Returns
+    -------
+    Solution
+        Its policy always exists: at worst it rejects everything.
+
+    Raises
+    ------
+    ValueError
+        If ``gap`` is not positive, or ``reservations`` or ``start`` do not fit the instance.
+    """
     began = time.perf_counter()
+    if not gap > 0:
+        raise ValueError(f"gap: {gap}; expected > 0")
     data = Data.of(instance, None if reservations is None else np.asarray(reservations, dtype=float))
-    search = _Search(
-        data,
-        gap,
-        np.inf if time_limit is None else began + time_limit,
-        np.inf if node_limit is None else node_limit,
-        progress,
-    )
-    classes, configs = instance.offered_loads.shape
-    nothing = np.zeros((classes, configs))
-    root, deployed = Box.root(data), np.zeros(configs)
-    if groups is not None:
-        deployed = np.asarray(groups, dtype=float)
-        root = replace(root, zl=deployed, zu=deployed)
-    search.offer(Policy.of(instance, deployed, data.high, nothing, nothing.astype(bool)))
-    search.run(root.tightened(data))
+    search = _Search(data, gap, progress=progress)
+    if time_limit is not None:
+        search.deadline = began + time_limit
+    if node_limit is not None:
+        search.node_limit = node_limit
+    shape = instance.offered_loads.shape
+    nothing = np.zeros(shape)
+    search.offer(Policy.of(instance, np.zeros(shape[1]), data.high, nothing, nothing))
+    try:
+        if start is not None:
+            search.offer(_adapted(data, start, gap))
+        search.run()
+    except KeyboardInterrupt:
+        # The box in work and all open ones still count in the lower bound.
+        pass
     bound = search.lower_bound
+    closed = search.value - bound <= gap * abs(search.value)
     return Solution.of(
         instance,
         search.best,
         seconds=time.perf_counter() - began,
-        status="optimal" if search.value - bound <= gap * abs(search.value) else "feasible",
+        status="optimal" if closed else "feasible",
         method="certified",
         lower_bound=bound,
         iterations=search.nodes,
         history=search.history,
     )
+
+
+def _adapted(data: Data, start: Policy | Solution, gap: float) -> Policy:
+    """A policy of another time, brought into the constraints of this instance and improved."""
+    policy = start.policy if isinstance(start, Solution) else start
+    instance = data.instance
+    if policy is None or policy.routing.shape != instance.offered_loads.shape:
+        found = None if policy is None else policy.routing.shape
+        raise ValueError(f"start: routing of shape {found}; expected {instance.offered_loads.shape}")
+    z = policy.groups.astype(float)
+    eta = policy.reservations - instance.input_tokens
+    fitted = fit(data, z, eta, policy.routing, policy.prefix_cache)
+    return polish(data, fitted, precision=0.05 * gap)

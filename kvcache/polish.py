@@ -79,13 +79,16 @@ def _step(
     scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
 
     unit = np.maximum(data.high, 1.0)
-    tangents = [
-        (c, e, *data.cut(c, e))
-        for c in range(classes)
-        if data.high[c] > data.low[c]
-        for e in sorted({eta0[c], *np.clip(eta0[c] + reach * unit[c] * np.array([-1, -0.3, 0.3, 1]), data.low[c], data.high[c])})
-    ]
-    here = np.array([data.cut(c, e)[0] for c, e in enumerate(eta0)])
+    # Tangents of WC at and around eta0, from the table on whole tokens: near enough for a search.
+    every = np.arange(classes)
+    here = data.worst_cases(every, eta0)
+    points = np.clip(
+        eta0 + reach * unit * np.array([-1, -0.3, -1e-6, 1e-6, 0.3, 1])[:, None], data.low, data.high
+    )
+    ahead = np.minimum(np.floor(points) + 1, np.maximum(data.high, 1.0))
+    behind = np.maximum(ahead - 1, 0.0)
+    values, ends = (np.array([data.worst_cases(every, p) for p in grid]) for grid in (behind, ahead))
+    slopes = (ends - values) / np.maximum(ahead - behind, 1e-9)
 
     # Columns: pi, eta / unit, cost of eta above `here`, tardiness / D, v, W.
     at_eta = pair_count + np.arange(classes)
@@ -133,8 +136,10 @@ def _step(
                 ],
                 l=-float((phi[kk] * pi0[c, kk] * w0[kk]).sum() / deadline[c]),
             )
-    for c, e, worth, slope in tangents:
-        add([at_cost[c], at_eta[c]], [1.0, -slope * unit[c]], l=worth - slope * e - here[c])
+    for c in np.flatnonzero(data.high > data.low).tolist():
+        lines = zip(slopes[:, c].tolist(), (values - slopes * behind)[:, c].tolist(), strict=True)
+        for slope, at_zero in sorted(set(lines)):
+            add([at_cost[c], at_eta[c]], [1.0, -slope * unit[c]], l=at_zero - here[c])
     headroom = 1 + instance.headroom
     for kk in used:
         mine = np.flatnonzero(k == kk)
@@ -171,8 +176,8 @@ def _step(
     return x[at_eta] * unit, pi
 
 
-def polish(data: Data, policy: Policy, *, steps: int = 12, precision: float = 1e-6) -> tuple[Policy, float]:
-    """A local optimum near ``policy`` and its cost; never worse than ``policy``.
+def polish(data: Data, policy: Policy, *, steps: int = 12, precision: float = 1e-6) -> Policy:
+    """A local optimum near ``policy``; never worse than ``policy``.
 
     Ends after ``steps`` linear programs or when a step gains less than ``precision`` of the cost in a
     small trust region.
@@ -182,7 +187,7 @@ def polish(data: Data, policy: Policy, *, steps: int = 12, precision: float = 1e
     z = policy.groups.astype(float)
     pairs = np.broadcast_to(z > 0, policy.routing.shape)
     if not pairs.any():
-        return best, value
+        return best
     reach = 0.3
     for _ in range(steps):
         eta0 = best.reservations - instance.input_tokens
@@ -200,10 +205,10 @@ def polish(data: Data, policy: Policy, *, steps: int = 12, precision: float = 1e
                 gain += value - cost
                 best, value = candidate, cost
         if gain <= precision * abs(value):
-            if reach < 0.02:
+            if reach < 0.05:
                 break
             reach /= 4
-    return best, value
+    return best
 
 
 def _prefix_choices(data: Data, z: Floats, pi: Floats, delta: Bools) -> list[Bools]:

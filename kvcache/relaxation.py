@@ -31,7 +31,7 @@ considered with pi >= z / ((1 + kappa) u), and delta = 0 only with pi <= z / u.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import highspy
@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 
 from kvcache.instance import Instance
 
-__all__ = ["Box", "Data", "Point", "Relaxation"]
+__all__ = ["Box", "Data", "Point", "Relaxation", "Tangents", "wait"]
 
 Floats = NDArray[np.float64]
 #: (class, configuration) -> tangents of WC found there, as (eta, value, slope).
@@ -88,10 +88,6 @@ class Data:
         return cls(instance, eta, eta)
 
     @cached_property
-    def prescribed(self) -> bool:
-        return bool(np.all(self.low == self.high))
-
-    @cached_property
     def per_token(self) -> Floats:
         """(I, K) u_ik / M_k: share of a group held per token of class i reserved, if all of i went to k."""
         return self.instance.offered_loads / self.instance.kv_tokens
@@ -104,7 +100,9 @@ class Data:
     def cut(self, i: int, eta: float | Floats) -> tuple[float, float] | tuple[Floats, Floats]:
         """Value and slope of WC_i at eta, a number or an array."""
         costs = self.instance.costs
-        return self.instance.ambiguity.cut(self.instance.classes[i].output, eta, costs.preemption, costs.waste)
+        return self.instance.ambiguity.cut(
+            self.instance.classes[i].output, eta, costs.preemption, costs.waste
+        )
 
     @cached_property
     def _table(self) -> Floats:
@@ -128,6 +126,29 @@ class Data:
         u, L = self.instance.offered_loads, self.instance.prefix_tokens
         headroom = 1 + self.instance.headroom
         return (L > 0)[:, None] & (headroom * u > 1) & (L[:, None] < self.instance.kv_tokens)
+
+    @cached_property
+    def better(self) -> NDArray[np.bool_]:
+        """(K, K) entry [k, j]: a group of k does all that a group of j does, no worse and on no more GPUs.
+
+        Groups of j without any of k can then be exchanged one for one, so j needs k beside it. Of two
+        equal configurations only the later needs the earlier.
+        """
+        instance = self.instance
+        T, M = instance.service_times, instance.kv_tokens
+        phi, n = instance.queueing_factors, instance.group_gpus
+        count = n.size
+        as_good = np.array(
+            [
+                [
+                    np.all(T[:, k] <= T[:, j]) and M[k] >= M[j] and phi[k] <= phi[j] and n[k] <= n[j]
+                    for j in range(count)
+                ]
+                for k in range(count)
+            ]
+        )
+        later = np.triu(np.ones((count, count), dtype=bool), 1)
+        return as_good & (later | ~as_good.T)
 
     @cached_property
     def servable(self) -> NDArray[np.bool_]:
@@ -202,6 +223,11 @@ class Box:
             gu=float(instance.gpus),
         )
 
+    @cached_property
+    def fixed(self) -> bool:
+        """Whether all numbers of groups are decided."""
+        return bool(np.all(self.zl == self.zu))
+
     def with_(self, name: str, at: int | tuple[int, int], value: float) -> Box:
         """The box with one entry of one bound replaced."""
         array = getattr(self, name).copy()
@@ -223,6 +249,9 @@ class Box:
         pl = np.maximum(self.pl, np.where(dl, np.maximum(self.zl, 1) / (headroom * u), 0.0))
         pu = np.where(du | ~data.prefix_useful, pu, np.minimum(pu, zu / u))
         zl = np.maximum(zl, dl.any(axis=0))
+        # j needs every k that does as well.
+        zu = np.where((data.better & (zu == 0)[:, None]).any(axis=0), 0.0, zu)
+        zl = np.maximum(zl, (data.better & (zl > 0)[None, :]).any(axis=1))
         # A class whose share on one configuration is large leaves little for the others.
         pu = np.minimum(pu, 1 - (pl.sum(axis=1, keepdims=True) - pl))
         if (
@@ -490,9 +519,13 @@ class Relaxation:
         self.highs.passModel(lp)
         self._fixed_rows = self._rows
 
-    def load_box(self, box: Box) -> None:
-        """Make the program the relaxation on ``box``: only entries that differ are sent to the solver."""
-        self.box = box
+    def load_box(self, box: Box, frame: Box | None = None) -> None:
+        """Make the program the relaxation on ``box``: only entries that differ are sent to the solver.
+
+        ``frame`` is a larger box to take the coefficients from, so that only bounds of columns change: a
+        weaker relaxation, but a basis of it stays dual feasible and is re-optimised in few steps.
+        """
+        self.box, box = box, frame or box
         data, i, k = self.data, self.pair_class, self.pair_config
         wl, wu = wait(box.vl), wait(box.vu)
         finite = np.isfinite(wu)
@@ -536,7 +569,6 @@ class Relaxation:
         self._boxed_value = new
 
         low, high = self._low.copy(), self._high.copy()
-        low[self._budget], high[self._budget] = box.gl, box.gu
         rows = self._wait_rows
         low[rows["low_low"]] = -box.zl * box.vl
         low[rows["up_up"]] = -box.zu * box.vu
@@ -550,20 +582,24 @@ class Relaxation:
         high[rows["q_lid"]] = -(pu[qi] * wl[kq])
         low[self._t_rows] = np.where(cached, 0.0, np.where(caching, -box.zu[k[yi]], -INF))
         n = self._fixed_rows
-        self.highs.changeRowsBounds(n, np.arange(n, dtype=np.int32), low, high)
 
+        box = self.box
+        low[self._budget], high[self._budget] = box.gl, box.gu
+        self.highs.changeRowsBounds(n, np.arange(n, dtype=np.int32), low, high)
+        wl, wu = wait(box.vl), wait(box.vu)
+        pl, pu = box.pl[i, k], box.pu[i, k]
+        caching = box.du[i[yi], k[yi]] & (pu[yi] > 0)
+        cached = box.dl[i[yi], k[yi]]
         lower, upper = np.zeros(self._columns), np.full(self._columns, INF)
         lower[self.z], upper[self.z] = box.zl, box.zu
         lower[self.v], upper[self.v] = box.vl, box.vu
         upper[self.load] = box.zu * box.vu
-        lower[self.wait], upper[self.wait] = wl, np.where(finite, wu, INF)
+        lower[self.wait], upper[self.wait] = wl, np.where(np.isfinite(wu), wu, INF)
         lower[self.pi], upper[self.pi] = pl, pu
         upper[self.y[yi]] = np.where(caching, pu[yi], 0.0)
         lower[self.t[yi]] = np.where(cached, box.zl[k[yi]], 0.0)
         upper[self.t[yi]] = np.where(caching, box.zu[k[yi]], 0.0)
-        self.highs.changeColsBounds(
-            self._columns, np.arange(self._columns, dtype=np.int32), lower, upper
-        )
+        self.highs.changeColsBounds(self._columns, np.arange(self._columns, dtype=np.int32), lower, upper)
 
     # ---- cuts ---------------------------------------------------------------------------------
 
@@ -718,7 +754,9 @@ class Relaxation:
         shares = x[self.pi]
         active = np.flatnonzero(self.has_h & (shares > 1e-7))
         i = self.pair_class[active]
-        etas = np.clip(x[self.h[active]] * self.eta_unit[i] / shares[active], self.data.low[i], self.data.high[i])
+        etas = np.clip(
+            x[self.h[active]] * self.eta_unit[i] / shares[active], self.data.low[i], self.data.high[i]
+        )
         excess = self.data.worst_cases(i, etas) - self.data.cheapest[i]
         missing = rates[i] * shares[active] * excess - x[self.w[active]] * self.scale
         take = missing > 0.02 * tolerance
@@ -730,7 +768,10 @@ class Relaxation:
         for k in np.unique(self.pair_config[self.has_q]).tolist():
             v = min(float(point.v[k]), STEEPEST)
             price = float((point.tardy_price * point.pi[:, k]).sum()) * self._wait_cost(k)
-            if v / (1 - v) - point.wait[k] > 1e-5 * (1 + point.wait[k]) and price * (v / (1 - v) - point.wait[k]) > 0.02 * tolerance:
+            if (
+                v / (1 - v) - point.wait[k] > 1e-5 * (1 + point.wait[k])
+                and price * (v / (1 - v) - point.wait[k]) > 0.02 * tolerance
+            ):
                 steep.append((k, v))
                 worth += price * (v / (1 - v) - point.wait[k])
             if point.z[k] > 1e-7:
