@@ -15,14 +15,16 @@ from numpy.typing import NDArray
 
 from kvcache import ambiguity, instances
 from kvcache.ambiguity import Wasserstein1
-from kvcache.baselines import optimise, reservations
+from kvcache.baselines import FIXED_RULES, optimise, reservations
 from kvcache.digests import load_digest
 from kvcache.instance import Instance
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
+from kvcache.polish import fit, polish
+from kvcache.relaxation import Data
 from kvcache.replay import PREEMPTION_FACTOR, REQUESTS, WHOLE, Workload, replay
 
-__all__ = ["VARIANTS", "build", "evaluation", "partitions", "point", "uniform_routing"]
+__all__ = ["VARIANTS", "best_at", "build", "choose", "evaluation", "partitions", "point", "uniform_routing"]
 
 #: What an ablation leaves out.
 VARIANTS = ("full", "-Routing", "-DRO (SAA)", "-Prefix caching")
@@ -135,6 +137,30 @@ def uniform_routing(
     return chosen
 
 
+def best_at(instance: Instance, groups: Sequence[int], reserved: NDArray[np.float64] | None = None) -> Policy:
+    """The best policy found on a given partition, by the certified solver's local search.
+
+    It starts from every class on one configuration, for each in use, and from an even spread.
+
+    Parameters
+    ----------
+    groups : z.
+    reserved : (I,) output tokens eta; chosen with the rest without it.
+    """
+    z = np.asarray(groups, dtype=float)
+    prescribed = None if reserved is None else instance.input_tokens + reserved
+    data = Data.of(instance, prescribed)
+    eta = instance.unconstrained_reservations() if reserved is None else reserved
+    used = np.flatnonzero(z > 0)
+    shares = np.eye(z.size)[used]
+    policies = []
+    for share in (*shares, shares.mean(axis=0)):
+        routing = np.tile(share, (len(instance.classes), 1))
+        prefix = (1 + instance.headroom) * instance.offered_loads * routing > np.maximum(z, 1)
+        policies.append(polish(data, fit(data, z, eta, routing, prefix), steps=40))
+    return min(policies, key=lambda policy: evaluate(instance, policy).objective)
+
+
 def choose(
     instance: Instance,
     method: str,
@@ -142,21 +168,27 @@ def choose(
     groups: Sequence[int] | None,
     options: Mapping[str, Any],
 ) -> Solution:
-    """The policy of a method with one component left out; ``groups`` fixes the partition."""
+    """The policy of a method with one component left out; ``groups`` fixes the partition (`best_at`)."""
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}; expected one of {VARIANTS}")
-    fixed = {} if groups is None else {"groups": groups}
     if variant == "-Routing":
         policy = uniform_routing(instance, reservations(method, instance), groups)
         return Solution.of(instance, policy, seconds=0.0, status="feasible", method="uniform routing")
+    solved = instance
     if variant == "-DRO (SAA)":
-        instance = instance.replace(ambiguity=Wasserstein1(0.0))
+        solved = instance.replace(ambiguity=Wasserstein1(0.0))
     if variant == "-Prefix caching":
-        bare = tuple(replace(c, prefix_tokens=0.0) for c in instance.classes)
-        solution = optimise(method, instance.replace(classes=bare), **fixed, **options)
-        policy = replace(solution.policy, prefix_cache=np.zeros_like(solution.policy.prefix_cache))
-        return replace(solution, policy=policy)
-    return optimise(method, instance, **fixed, **options)
+        solved = instance.replace(classes=tuple(replace(c, prefix_tokens=0.0) for c in instance.classes))
+    if groups is not None:
+        policy = best_at(solved, groups, reservations(method, instance) if method in FIXED_RULES else None)
+        solution = Solution.of(solved, policy, seconds=0.0, status="feasible", method="local search")
+    else:
+        solution = optimise(method, solved, **options)
+    if variant == "-Prefix caching":
+        policy = solution.policy
+        policy = replace(policy, prefix_cache=np.zeros_like(policy.prefix_cache))
+        solution = replace(solution, policy=policy)
+    return solution
 
 
 def point(

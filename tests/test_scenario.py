@@ -1,0 +1,133 @@
+"""Scenarios: what is changed, what is left out, and that a row says what was solved and replayed."""
+
+import numpy as np
+import pytest
+
+from kvcache import instances, scenario
+from kvcache.baselines import optimise, reservations
+from kvcache.policy import evaluate
+from kvcache.replay import Workload, replay
+
+
+def test_build_changes_what_it_is_told_and_nothing_else():
+    base = instances.paper(load=0.3)
+    same = scenario.build(arguments={"load": 0.3})
+    assert same.to_json() == base.to_json()
+    changed = scenario.build(
+        arguments={"load": 0.3},
+        outputs=["sharegpt", "azure-2024-code", "burstgpt"],
+        upper=2.0,
+        costs={"preemption": 50.0},
+        headroom=0.4,
+        ambiguity_set=("CVaR", {"level": 0.1}),
+        rate=2.0,
+        deadline=3.0,
+    )
+    np.testing.assert_allclose(changed.arrival_rates, 2 * base.arrival_rates)
+    np.testing.assert_allclose(changed.latency_slos, 3 * base.latency_slos)
+    np.testing.assert_allclose(changed.input_tokens, base.input_tokens)
+    assert [c.output.upper for c in changed.classes] == [
+        2 * int(c.output.tokens[-1]) for c in changed.classes
+    ]
+    assert changed.costs.preemption == 50
+    assert changed.costs.rejection == base.costs.rejection
+    assert changed.headroom == 0.4
+    assert changed.ambiguity.level == 0.1
+
+
+def test_evaluation_scales_and_cuts_where_asked():
+    instance = scenario.build()
+    capped = scenario.evaluation(instance, shift=2.5)
+    free = scenario.evaluation(instance, shift=2.5, capped=False)
+    for c, cut, long in zip(instance.classes, capped, free, strict=True):
+        assert cut.upper == c.output.upper
+        assert long.tokens[-1] == round(2.5 * int(c.output.tokens[-1]) + 1e-9)
+        assert long.mean == pytest.approx(2.5 * c.output.mean, rel=0.02)
+    own = scenario.evaluation(instance)
+    assert own == [c.output for c in instance.classes]
+
+
+def test_partitions_are_all_that_fit():
+    instance = scenario.build()
+    found = {tuple(z) for z in scenario.partitions(instance)}
+    expected = {
+        (a, b, c, d)
+        for a in range(5)
+        for b in range(3)
+        for c in range(3)
+        for d in range(2)
+        if 0 < 2 * a + 4 * b + 4 * c + 8 * d <= 8
+    }
+    assert found == expected
+
+
+def test_uniform_routing_is_even_and_the_cheapest_such():
+    instance = scenario.build(builder="ablation", arguments={"load": 0.05})
+    eta = reservations("DRO", instance)
+    policy = scenario.uniform_routing(instance, eta)
+    used = policy.groups > 0
+    np.testing.assert_allclose(policy.routing[:, used], 1 / used.sum())
+    np.testing.assert_allclose(policy.admission, 1)
+    others = [
+        evaluate(instance, scenario.uniform_routing(instance, eta, z)) for z in scenario.partitions(instance)
+    ]
+    assert evaluate(instance, policy).objective <= min(r.objective for r in others if r.feasible) + 1e-9
+
+
+def test_a_row_is_the_solution_and_its_replay():
+    spec = {"arguments": {"load": 0.2}}
+    rows = scenario.point(
+        instance=spec, shifts=[1.0, 1.5], factors=[1.0, 2.5], requests=500, seed=3, labels={"who": "me"}
+    )
+    assert [(r["shift"], r["factor"]) for r in rows] == [(1.0, 1.0), (1.0, 2.5), (1.5, 1.0), (1.5, 2.5)]
+    instance = scenario.build(**spec)
+    solution = optimise("DRO", instance, gap=2e-4, node_limit=scenario.NODE_LIMIT)
+    row = rows[2]
+    assert row["who"] == "me"
+    assert row["objective"] == solution.objective
+    assert row["groups"] == "+".join(map(str, solution.policy.groups))
+    lengths = scenario.evaluation(instance, shift=1.5)
+    measured = replay(
+        instance,
+        solution.policy,
+        Workload.draw(lengths, np.random.default_rng(3), 500),
+        preemption_factor=1.0,
+    )
+    assert {k: row[k] for k in measured.row()} == measured.row()
+    chat = instance.classes[0]
+    assert row["quantile_chat"] == pytest.approx(chat.output.cdf(row["eta_chat"] + 1e-6))
+
+
+def test_what_is_left_out_is_left_out():
+    def row(variant, **more):
+        spec = {"builder": "ablation", "arguments": {"load": 0.05}}
+        return scenario.point(instance=spec, variant=variant, requests=500, **more)[0]
+
+    full, saa, bare = row("full"), row("-DRO (SAA)"), row("-Prefix caching")
+    assert saa["eta_conversation"] < full["eta_conversation"]
+    assert bare["max_utilisation"] >= full["max_utilisation"]
+    assert bare["reservation_cost"] == pytest.approx(full["reservation_cost"])
+    mixed = row("full", groups=[2, 1, 0, 0])
+    even = row("-Routing", groups=[2, 1, 0, 0])
+    assert mixed["groups"] == even["groups"] == "2+1+0+0"
+    # Code prompts do not fit a TP2 group: an even split sends half of them there.
+    assert even["rejection"] > 0.1 > mixed["rejection"]
+    assert even["total_cost"] > 2 * mixed["total_cost"]
+
+
+def test_the_search_on_a_given_partition_finds_the_certified_optimum_on_the_best_one():
+    instance = scenario.build(arguments={"load": 0.3})
+    solution = optimise("DRO", instance, node_limit=scenario.NODE_LIMIT)
+    found = evaluate(instance, scenario.best_at(instance, solution.policy.groups))
+    assert found.feasible
+    assert found.objective == pytest.approx(solution.objective, rel=1e-3)
+    fixed = reservations("P95", instance)
+    policy = scenario.best_at(instance, solution.policy.groups, fixed)
+    np.testing.assert_allclose(policy.reservations - instance.input_tokens, fixed)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(ValueError, match="builder 'toy'; expected one of"):
+        scenario.build(builder="toy")
+    with pytest.raises(ValueError, match="variant '-Everything'; expected one of"):
+        scenario.point(variant="-Everything")
