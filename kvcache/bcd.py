@@ -19,6 +19,7 @@ the algorithm ends. It ends at a point that no block improves, which need not be
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from kvcache.ambiguity import Wasserstein1
 from kvcache.instance import Instance
 from kvcache.miblp import samples, utilisation_bounds
 from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
-from kvcache.relaxation import Box, Data, Relaxation
+from kvcache.relaxation import Box, Data, Point, Relaxation
 
 __all__ = ["BLOCK3", "first_groups", "solve"]
 
@@ -199,13 +200,13 @@ class _Block1:
         """The bound that discards partitions in Block 3."""
         return Relaxation(self.data, self.root, {})
 
-    def excluded(self, z: NDArray[np.int64], objective: float) -> bool:
-        """Whether the relaxation proves that no policy with groups z costs less than ``objective``."""
-        box = replace(self.root, zl=z.astype(float), zu=z.astype(float)).tightened(self.data)
+    def relaxed(self, low: ArrayLike, high: ArrayLike, objective: float) -> Point | None:
+        """The relaxation over low <= z <= high; None where it proves that no policy costs less than given."""
+        box = replace(self.root, zl=np.asarray(low, float), zu=np.asarray(high, float)).tightened(self.data)
         if box is None:
-            return True
+            return None
         self.relaxation.load_box(box)
-        return self.relaxation.solve(objective, precision=1e-5) is None
+        return self.relaxation.solve(objective, precision=1e-5)
 
     def expired(self) -> bool:
         """Whether the time limit has passed."""
@@ -561,7 +562,7 @@ def solve(
     start: Policy | Solution | ArrayLike | None = None,
     reservations: ArrayLike | None = None,
     max_iterations: int = 100,
-    enumerate_up_to: int = 2000,
+    enumerate_up_to: int = 500,
 ) -> Solution:
     """Algorithm 1 (BCD-DRO).
 
@@ -574,9 +575,10 @@ def solve(
     start : a policy or solution, or z^(0) as (K,) whole numbers; `first_groups` unless given.
     reservations : (I,) prescribed r_i in tokens, which then stay as they are.
     max_iterations : T_max.
-    enumerate_up_to : ``resolve`` tries every z that a bound does not exclude where there are at most so
-        many; its result is then the best z of all. Otherwise it moves to better neighbours (a group more
-        or less, an exchange, in steps 1, 2, 4, ...) until there is none: no neighbour is then better.
+    enumerate_up_to : where there are at most so many z, ``resolve`` branches on z and bounds by the
+        relaxation, so that its result is the best z of all for Block 1. Otherwise it moves to better
+        neighbours (a group more or less, an exchange, in steps 1, 2, 4, ...) until there is none: no
+        neighbour is then better.
 
     Returns
     -------
@@ -659,20 +661,34 @@ def _resolve(
     instance = inner.instance
 
     def tried(z: NDArray[np.int64], incumbent: tuple[Policy, Evaluation]) -> tuple[Policy, Evaluation]:
-        if inner.excluded(z, incumbent[1].objective):
-            return incumbent
         now = incumbent[0]
         eta = now.reservations - instance.input_tokens
         found = inner.run(repaired(instance, z, eta, now.routing, now.prefix_cache))
         return found if inner.improves(found[1], incumbent[1]) else incumbent
 
     best = policy, result
-    everything = _partitions(instance, enumerate_up_to)
-    if everything is not None:
-        for z in everything:
-            if inner.expired():
+    if _partitions(instance, enumerate_up_to) is not None:
+        boxes = [(-np.inf, 0, np.zeros(len(instance.configs)), instance.max_groups.astype(float))]
+        order = 1
+        while boxes and not inner.expired():
+            bound, _, low, high = heapq.heappop(boxes)
+            if bound >= best[1].objective:
                 break
-            best = tried(z, best)
+            point = inner.relaxed(low, high, best[1].objective)
+            if point is None:
+                continue
+            if np.array_equal(low, high):
+                best = tried(low.astype(np.int64), best)
+                continue
+            k = int(
+                np.argmax(np.where(high > low, np.abs(point.z - np.round(point.z)) + 1e-3 * (high - low), -1))
+            )
+            at = np.clip(np.floor(point.z[k]), low[k], high[k] - 1)
+            for child_low, child_high in ((low[k], at), (at + 1, high[k])):
+                lower, upper = low.copy(), high.copy()
+                lower[k], upper[k] = child_low, child_high
+                heapq.heappush(boxes, (point.bound, order, lower, upper))
+                order += 1
         return best
     seen = {best[0].groups.tobytes()}
     moving = True
@@ -684,6 +700,8 @@ def _resolve(
             if z.tobytes() in seen:
                 continue
             seen.add(z.tobytes())
+            if inner.relaxed(z, z, best[1].objective) is None:
+                continue
             found = tried(z, best)
             if found is not best:
                 best, moving = found, True

@@ -153,7 +153,24 @@ def test_no_partition_that_block_1_would_improve_is_excluded(kind):
     eta = np.array([c.output.mean for c in x.classes])
     for z in bcd._partitions(x, 100):
         _, result = inner.run(Policy.of(x, z, eta, np.zeros((2, 2)), np.zeros((2, 2))))
-        assert not inner.excluded(z, result.objective * (1 + 1e-6) + 1e-9)
+        assert inner.relaxed(z, z, result.objective * (1 + 1e-6) + 1e-9) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_resolve_finds_the_best_z_for_block_1(seed):
+    """One Block 3, against Block 1 from the same policy for every z."""
+    x = instances.scalability(3, 4, 40, 12, seed=seed, load=0.8)
+    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    z = bcd.first_groups(x)
+    eta = np.array([c.output.mean for c in x.classes])
+    policy, result = inner.run(Policy.of(x, z, eta, np.zeros((3, 4)), np.zeros((3, 4))))
+    found = bcd._resolve(inner, policy, result, 2000)[1].objective
+    eta = policy.reservations - x.input_tokens
+    each = [
+        inner.run(repaired(x, z, eta, policy.routing, policy.prefix_cache))[1].objective
+        for z in bcd._partitions(x, 2000)
+    ]
+    assert found <= min(each) * (1 + 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
