@@ -125,6 +125,15 @@ def test_joblib_and_serial_write_the_same_bytes(tmp_path):
     assert frames["joblib"]["mean"][3] == sample.mean()
 
 
+def test_without_an_address_dask_starts_its_own_workers(tmp_path, monkeypatch):
+    monkeypatch.delenv("DASK_SCHEDULER_ADDRESS", raising=False)
+    monkeypatch.setenv("EXECUTOR", "dask")
+    ours = sweep.run(draw, TASKS[:3], workers=1, folder=tmp_path / "dask", progress=False)
+    assert repr(ours) == repr(
+        sweep.run(draw, TASKS[:3], executor="serial", folder=tmp_path / "serial", progress=False)
+    )
+
+
 def test_a_stopped_sweep_goes_on_where_it_stopped(tmp_path):
     log = tmp_path / "log"
     tasks = [{**task, "log": str(log)} for task in TASKS]
