@@ -29,6 +29,7 @@ __all__ = [
     "INK",
     "LINE_STYLES",
     "PAGE",
+    "RATIO",
     "canvas",
     "color_of",
     "label_ends",
@@ -41,6 +42,8 @@ __all__ = [
 #: Width of a page, inches; figures are drawn at this width so that 9 pt text is 9 pt.
 PAGE = 8.0
 INK, GREY, FAINT = "#222222", "#767676", "#d9d9d9"
+#: The axis that most figures share, and the bound that some name.
+RATIO, L_MAX = r"cost ratio $\rho = c_p / c_w$", r"$L_\mathrm{max}$"
 
 #: Okabe and Ito's colours, told apart by most colour-blind readers.
 CYCLE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F6A00", "#000000")
@@ -88,6 +91,7 @@ _STYLE = {
     "lines.markersize": 4.5,
     "legend.frameon": False,
     "legend.fontsize": 8.5,
+    "mathtext.default": "regular",
     "svg.hashsalt": "kvcache",
 }
 
@@ -109,10 +113,10 @@ def canvas(
 
 
 def title(figure: Figure, text: str, note: str = "") -> None:
-    """What the figure shows, in bold over it, and below it in grey how to read it."""
-    figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold")
+    """What the figure shows, in bold over it, and below it in grey how to read it; both wrap."""
+    figure.suptitle(text, x=0.01, ha="left", fontsize=10.5, fontweight="bold", wrap=True)
     if note:
-        figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=GREY)
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=8, color=GREY, wrap=True)
 
 
 def color_of(policy: str, position: int = 0) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from kvcache.plots import CYCLE, GREY, INK, canvas, label_ends, plain_log, style, title
+from kvcache.plots import CYCLE, GREY, INK, L_MAX, canvas, label_ends, plain_log, style, title
 from kvcache.survey import SHORT
 
 __all__ = ["TRACE_GROUPS", "bounds_table", "fig_drift_days", "fig_drift_fortnight", "fig_prefix", "fig_tails"]
@@ -59,8 +59,8 @@ def fig_tails(survival: pd.DataFrame, bounds: pd.DataFrame) -> Figure:
         title(
             figure,
             "Most outputs are short, a few are a hundred times longer",
-            "Ticks at the foot mark L_max, the trace's own bound. BurstGPT and Azure 2024 are reconstructed\n"
-            "from published quantiles, so their curves are smooth by construction.",
+            f"Ticks at the foot mark {L_MAX}, the trace's own bound. BurstGPT and Azure 2024 are "
+            "reconstructed from published quantiles, so their curves are smooth by construction.",
         )
     return figure
 
@@ -118,7 +118,7 @@ def fig_drift_days(days: pd.DataFrame) -> Figure:
         right.set_xlim(-0.5, days["day"].max() + 0.5)
         right.set_ylim(0, max(0.18, 1.1 * days["w1_over_mean"].max()))
         right.set_xlabel("day")
-        right.set_ylabel("W1 to the day before / mean")
+        right.set_ylabel("$W_1$ to the day before / mean")
         title(
             figure,
             "BurstGPT's first week hardly moves from day to day",
@@ -167,7 +167,7 @@ def fig_drift_fortnight(windows: pd.DataFrame) -> Figure:
                 label_ends(top, ends)
                 label_ends(bottom, [(0.15, "ε = 0.15 mean", INK)])
         axes[0, 0].set_ylabel("output tokens")
-        axes[1, 0].set_ylabel("W1 to a day before / mean")
+        axes[1, 0].set_ylabel("$W_1$ to a day before / mean")
         title(
             figure,
             "Production lengths often drift by more than the paper's radius in a day",
@@ -190,21 +190,21 @@ def fig_prefix(windows: pd.DataFrame, caches: pd.DataFrame, leading: pd.DataFram
         time.bar(windows["window"] * 10, 100 * windows["shared_share"], width=9, align="edge", color=CYCLE[0])
         time.set_ylim(0, 50)
         time.set_xlabel("minutes from the start (empty cache)")
-        time.set_ylabel("prompt tokens seen before, %")
+        time.set_ylabel("prompt tokens seen before (%)")
         request.step(leading["tokens"], 100 * leading["survival"], color=CYCLE[0], where="post")
         _token_axis(request, (100, 1000, 10_000, 100_000))
         request.set_xlim(100, 130_000)
         request.set_ylim(0, 105)
-        request.set_xlabel("leading shared tokens x")
-        request.set_ylabel("requests sharing more than x, %")
+        request.set_xlabel("leading shared tokens, x")
+        request.set_ylabel("requests sharing more than x (%)")
         limit = 100 * caches["shared_share"].iloc[-1]
         cache.plot(caches["capacity_tokens"], 100 * caches["shared_share"], color=CYCLE[0], marker="o")
         cache.axhline(limit, color=GREY, linewidth=1, linestyle=(0, (4, 3)))
         cache.text(1.5e5, limit, "unlimited", va="bottom", color=GREY, fontsize=8)
         _token_axis(cache, (1e5, 1e6, 1e7, 1e8))
         cache.set_ylim(0, 50)
-        cache.set_xlabel("cache size, tokens (LRU)")
-        cache.set_ylabel("prompt tokens found, %")
+        cache.set_xlabel("size of the LRU cache (tokens)")
+        cache.set_ylabel("prompt tokens found (%)")
         title(figure, f"{limit:.0f} % of Mooncake's prompt tokens came before, if the cache is large enough")
     return figure
 

@@ -13,7 +13,19 @@ from matplotlib.patches import Rectangle
 
 from kvcache.ambiguity import AmbiguitySet, critical_fractile
 from kvcache.lengths import LengthDistribution
-from kvcache.plots import CYCLE, GREY, INK, canvas, color_of, label_ends, plain_log, style, title
+from kvcache.plots import (
+    CYCLE,
+    GREY,
+    INK,
+    L_MAX,
+    RATIO,
+    canvas,
+    color_of,
+    label_ends,
+    plain_log,
+    style,
+    title,
+)
 
 __all__ = [
     "ambiguity_sets",
@@ -27,7 +39,6 @@ __all__ = [
 ]
 
 RATIO_TICKS = (1, 2, 5, 10, 20, 50, 100, 200)
-RATIO = "cost ratio ρ = c_p / c_w"
 POLICIES = ("DRO", "SAA", "P90", "P95", "P99", "Mean", "Max")
 QUANTILES = ("P90", "P95", "P99")
 
@@ -128,33 +139,32 @@ def fig2b(costs: pd.DataFrame, trace: str) -> Figure:
         left, right = axes[0]
         grid = np.geomspace(1, 200, 50)
         for ax in (left, right):
-            ax.plot(grid, 1 / (1 + grid), color=INK, lw=1, linestyle="--", zorder=4)
+            ax.plot(grid, 100 / (1 + grid), color=INK, lw=1, linestyle="--", zorder=4)
             _over_ratio(ax)
             ax.set_xlabel(RATIO)
         own = dro[dro["trace"] == trace]
-        left.plot(own["rho"], 1 - own["quantile"], color=color_of("DRO"), lw=2.2, zorder=3)
+        left.plot(own["rho"], 100 * (1 - own["quantile"]), color=color_of("DRO"), lw=2.2, zorder=3)
         for policy in ("P90", "P95"):
             rows = costs[(costs["trace"] == trace) & (costs["policy"] == policy)]
-            left.plot(rows["rho"], 1 - rows["quantile"], color=color_of(policy))
-            left.text(
-                1.1, 1 - rows["quantile"].iloc[0], policy, color=color_of(policy), va="bottom", fontsize=8.5
-            )
-        left.text(30, 0.05, "1 − q* = 1 / (1 + ρ)", color=INK, fontsize=8.5)
-        left.text(2.2, 0.2, "DRO", color=color_of("DRO"), fontsize=8.5, ha="right")
+            share = 100 * (1 - rows["quantile"])
+            left.plot(rows["rho"], share, color=color_of(policy))
+            left.text(1.1, share.iloc[0], policy, color=color_of(policy), va="bottom", fontsize=8.5)
+        left.text(30, 5, "1 − q* = 1 / (1 + ρ)", color=INK, fontsize=8.5)
+        left.text(2.2, 20, "DRO", color=color_of("DRO"), fontsize=8.5, ha="right")
         left.set_title(f"a  {trace}")
-        left.set_ylabel("requests longer than the reservation (share)")
-        floor = 2e-5
+        left.set_ylabel("requests longer than the reservation (%)")
+        floor = 2e-3
         labels = []
         for name in traces:
             rows = dro[dro["trace"] == name]
             jumps = (rows["regime"] != "fractile").any()
             color = CYCLE[len(labels) % len(CYCLE)] if jumps else GREY
-            share = np.maximum(1 - rows["quantile"], floor)
+            share = np.maximum(100 * (1 - rows["quantile"]), floor)
             right.plot(rows["rho"], share, color=color, lw=1.2, zorder=3 if jumps else 2)
             if jumps:
                 labels.append((share.iloc[-1], name, color))
-        plain_log(right, "y", (1e-5, 1e-4, 1e-3, 1e-2, 0.1, 0.5))
-        right.set_ylim(floor / 2, 0.7)
+        plain_log(right, "y", (1e-3, 1e-2, 0.1, 1, 10, 50))
+        right.set_ylim(floor / 2, 70)
         label_ends(right, labels, size=8)
         right.set_title("b  All traces; named where DRO jumps")
         title(
@@ -191,9 +201,13 @@ def table2_implied(curves: pd.DataFrame, points: pd.DataFrame) -> Figure:
                 else:
                     ax.plot(np.mean(offset), np.mean(excess), "o", color=color_of(row.policy), ms=6, zorder=4)
                     if low < 0:
-                        text = f"  {row.policy}"
-                        ax.text(
-                            np.mean(offset), np.mean(excess), text, color=color_of(row.policy), va="bottom"
+                        ax.annotate(
+                            row.policy,
+                            (np.mean(offset), np.mean(excess)),
+                            xytext=(8, 34),
+                            textcoords="offset points",
+                            color=color_of(row.policy),
+                            arrowprops={"arrowstyle": "-", "color": color_of(row.policy), "lw": 0.6},
                         )
             ax.set_xlim(low, high)
             inside = curves[curves["offset"].between(low, high)]["excess"]
@@ -249,8 +263,9 @@ def regimes(table: pd.DataFrame, default: float, trace: str) -> Figure:
         axes[0, len(ratios) // 2].set_xlabel("radius ε / mean length")
         title(
             figure,
-            f"The robust reservation is constant in the radius but for its steps at S and S2 ({trace})",
-            "Lines by L_max (tokens, at their right ends). Dotted: the paper's radius.",
+            f"The robust reservation is constant in the radius, but for two steps ({trace})",
+            f"One line per {L_MAX} (tokens, at its right end); the steps are at S and $S_2$. "
+            "Dotted: the paper's radius.",
         )
     return figure
 
@@ -297,7 +312,7 @@ def critical_radius(table: pd.DataFrame, default: float) -> Figure:
         title(
             figure,
             f"Where the default radius, {default:g} × mean, changes the reservation at all",
-            "Outlined: S is below the default, and DRO has left the fractile. In brackets: L_max (tokens).",
+            f"Outlined: S is below the default, and DRO has left the fractile. In brackets: {L_MAX} (tokens).",
         )
     return figure
 
@@ -319,7 +334,7 @@ def ambiguity_sets(table: pd.DataFrame, trace: str) -> Figure:
                 rows = table[(table["set"] == name) & (table["rho"] == rho)]
                 for ax, column in zip(axes[:, i], ("growth", "excess_pct"), strict=True):
                     ax.plot(rows["value"], rows[column], color=color, label=f"ρ = {rho:g}")
-            axes[0, i].set_title(name)
+            axes[0, i].set_title(name.replace("inf", "∞"))
             axes[1, i].set_xlabel(table.loc[table["set"] == name, "parameter"].iloc[0])
         axes[0, 0].set_ylim(0.5, 2.6)
         axes[0, 0].set_ylabel("reservation / fractile")
@@ -372,7 +387,7 @@ def panel(dist: LengthDistribution, ambiguity: AmbiguitySet, rho: float) -> Figu
         title(
             figure,
             f"η* = {robust:,.0f} tokens, fractile {fractile:,} "
-            f"({dist.name}, ρ = {rho:g}, L_max = {dist.upper:,})",
+            f"({dist.name}, ρ = {rho:g}, {L_MAX} = {dist.upper:,})",
             f"Worst case {at_robust:,.1f} at η* and {at_fractile:,.1f} at the fractile; as things are "
             f"{dist.cost(robust, rho, 1.0):,.1f} and {dist.cost(fractile, rho, 1.0):,.1f}.",
         )

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvcache.drift import DEFAULT, GRID
-from kvcache.plots import GREY, INK, canvas, color_of, label_ends, plain_log, style, title
+from kvcache.plots import GREY, INK, RATIO, canvas, color_of, label_ends, plain_log, style, title
 
 __all__ = ["figure_5a", "figure_5b", "real_drift", "robust_regions", "surprises"]
 
@@ -22,7 +22,7 @@ LOOK = {
     "static DRO": ("#767676", "-"),
     "rolling SAA": (color_of("SAA"), "-"),
     "rolling SAA, last window": (color_of("SAA"), "-"),
-    "rolling SAA, last day": (color_of("SAA"), ":"),
+    "rolling SAA, last day": ("#56B4E9", "-"),
     "rolling DRO": (color_of("DRO"), "--"),
     "rolling DRO, W1 0.15 mean": (color_of("DRO"), "--"),
     GRID: ("#000000", "-"),
@@ -46,15 +46,15 @@ def figure_5a(single: pd.DataFrame, joint: pd.DataFrame) -> Figure:
         _lines(middle, single, "used", 100, ("static", "rolling SAA", "rolling DRO", DEFAULT))
         _lines(right, joint, "used", 100, ("static DRO", "rolling SAA", "rolling DRO"), marker="o")
         left.set_ylabel("reserved output tokens per request")
-        middle.set_ylabel("reserved tokens that are used, %")
-        right.set_ylabel("reserved tokens that are used, %")
+        middle.set_ylabel("reserved tokens that are used (%)")
+        right.set_ylabel("reserved tokens that are used (%)")
         left.set_title("(1) the reservation")
         middle.set_title("(2) reserved memory in use")
-        right.set_title("(3) joint problem, replayed")
+        right.set_title("(3) joint, replayed")
         title(
             figure,
             "Fig. 5(a)  When lengths shrink a static reservation idles; re-optimising recovers",
-            f"(1), (2): {single['digest'].iloc[0]}, lengths times a factor from 1 to {low:g}, rho = {rho:g}. "
+            f"(1), (2): {single['digest'].iloc[0]}, lengths times a factor from 1 to {low:g}, ρ = {rho:g}. "
             "(3): the paper's cluster, set for the window before.",
         )
     return figure
@@ -93,7 +93,7 @@ def figure_5b(table: pd.DataFrame) -> Figure:
         columns=part["baseline"].nunique(),
         name=lambda digest, baseline: f"{digest}: against {baseline}",
         heading="Fig. 5(b)  What DRO saves when lengths shift: much past its jump, if they grow",
-        note=f"Cost saved by W1 at {part['radius'].iloc[0]:g} x mean, % of the baseline's cost "
+        note=f"Cost saved by $W_1$ at {part['radius'].iloc[0]:g} × mean, % of the baseline's cost "
         "(blue: DRO is cheaper). Shifted lengths are cut at the trace's bound.",
     )
 
@@ -103,8 +103,8 @@ def robust_regions(table: pd.DataFrame, digest: str) -> Figure:
     part = table[(table["digest"] == digest) & (table["baseline"] == "SAA")]
     panels = list(part[["set", "radius"]].drop_duplicates().itertuples(index=False, name=None))
     names = {
-        "W1": "W1, {:g} x mean",
-        "W-infinity": "W-infinity, {:g} x mean",
+        "W1": "$W_1$, {:g} × mean",
+        "W-infinity": "$W_\\infty$, {:g} × mean",
         "scale shift": "scale shift, 1 to {:g}",
     }
     return _maps(
@@ -113,15 +113,15 @@ def robust_regions(table: pd.DataFrame, digest: str) -> Figure:
         ("set", "radius"),
         columns=3,
         name=lambda label, size: names[label].format(size),
-        heading=f"Where robustness pays ({digest}): cost saved over SAA, by set, shift and rho",
-        note="% of SAA's cost (blue: the robust one is cheaper). White: W1 has not jumped and equals SAA.",
+        heading=f"Where robustness pays ({digest}): cost saved over SAA, by set, shift and ρ",
+        note="% of SAA's cost (blue: the robust one is cheaper). White: $W_1$ has not jumped and equals SAA.",
     )
 
 
 def _maps(part, panels, keys, *, columns, name, heading, note) -> Figure:
     rows = -(-len(panels) // columns)
     with style():
-        figure, axes = canvas(rows, columns, height=0.9 + 1.9 * rows)
+        figure, axes = canvas(rows, columns, height=0.9 + 2.0 * rows)
         for ax in axes.ravel()[len(panels) :]:
             ax.set_axis_off()
         for ax, panel in zip(axes.ravel(), panels, strict=False):
@@ -147,9 +147,9 @@ def _maps(part, panels, keys, *, columns, name, heading, note) -> Figure:
             ax.set_title(name(*panel), fontsize=8.5)
             ax.tick_params(length=0, labelsize=7.5)
         for ax in axes[:, 0]:
-            ax.set_ylabel("rho", fontsize=8)
+            ax.set_ylabel(RATIO, fontsize=8)
         for ax in axes[-1]:
-            ax.set_xlabel("shift of the lengths", fontsize=8)
+            ax.set_xlabel("shift (factor on the lengths)", fontsize=8)
         title(figure, heading, note)
     return figure
 
@@ -175,19 +175,15 @@ def real_drift(table: pd.DataFrame, period: str, ceiling: float = 1.32) -> Figur
             ax.fill_between(x, 1, oracle, color="#e8e8e8", zorder=0, label="out of any forecasts' reach")
             for policy in names:
                 color, line = LOOK[policy]
-                width = 2.4 if policy == DEFAULT else 1.3
+                width = {DEFAULT: 2.4, "rolling SAA, last day": 4.0}.get(policy, 1.3)
                 y = np.minimum(here.loc[policy].to_numpy(), ceiling + 0.05)
                 ax.plot(x, y, line, color=color, marker="o", lw=width, ms=3.5, label=policy)
             ax.plot(x, here.loc[GRID].to_numpy(), "D", mfc="none", color=LOOK[GRID][0], ms=6, label=GRID)
-            over = here.loc["static"][here.loc["static"] > ceiling]
-            if len(over):
-                ax.text(
-                    0.98, 0.985, f"static: up to {over.max():.2f}", transform=ax.transAxes,
-                    fontsize=8, color=LOOK["static"][0], ha="right", va="top",
-                )  # fmt: skip
+            if (highest := here.loc["static"].max()) > ceiling:
+                ax.set_title(f"static: up to {highest:.2f}", loc="right", fontsize=8, color=GREY)
             ax.axhline(1.05, color=GREY, lw=0.8, ls=(0, (1, 3)))
             ax.set_xticks(x, [f"{r:g}" for r in rhos])
-            ax.set_xlabel("rho = c_p / c_w")
+            ax.set_xlabel(RATIO)
             ax.set_title(trace)
             ax.set_ylim(1.0, ceiling)
         axes[0][0].set_ylabel("cost / hindsight optimum")
@@ -229,7 +225,6 @@ def surprises(path: pd.DataFrame, days: pd.DataFrame) -> Figure:
         top.set_ylim(low / 1.15, high * 1.15)
         label_ends(top, ends)
         top.set_ylabel("reserved output tokens")
-        top.set_xlabel("day")
         names = list(pd.unique(daily["policy"]))
         width = 0.8 / len(names)
         for i, policy in enumerate(names):
@@ -243,14 +238,14 @@ def surprises(path: pd.DataFrame, days: pd.DataFrame) -> Figure:
         label_ends(
             bottom, [(daily["excess"].max() * (1 - 0.2 * i), n, LOOK[n][0]) for i, n in enumerate(names)]
         )
-        bottom.set_ylabel("excess cost, % of\nall days' optimum")
+        bottom.set_ylabel("excess cost (% of\nall days' optimum)")
         bottom.set_xlabel("day")
         for ax in (top, bottom):
             ax.set_xlim(2, 15)
             ax.xaxis.set_major_locator(mpl.ticker.MultipleLocator(1))
         title(
             figure,
-            f"{trace}, rho = {rho:g}: most of the excess over hindsight comes on few days",
+            f"{trace}, ρ = {rho:g}: most of the excess over hindsight comes on few days",
             "A jump that no earlier window announces is paid by every policy.",
         )
     return figure

@@ -57,7 +57,7 @@ def test_fig2b_names_the_traces_that_jump(costs):
     figure = figures.fig2b(costs, "burstgpt")
     left, right = figure.axes
     rows = costs[(costs["trace"] == "burstgpt") & (costs["policy"] == "DRO")]
-    assert drawn(left, 1 - rows["quantile"])
+    assert drawn(left, 100 * (1 - rows["quantile"]))
     assert "tight" in [text.get_text() for text in right.texts]
 
 
@@ -90,7 +90,9 @@ def test_table2_implied(traces):
 def test_ambiguity_sets(traces):
     table = fractile.growth_hedged(traces["tight"], (2, 10))
     figure = figures.ambiguity_sets(table, "tight")
-    assert [ax.get_title("left") for ax in figure.axes[:5]] == list(table["set"].unique())
+    assert [ax.get_title("left") for ax in figure.axes[:5]] == [
+        name.replace("inf", "∞") for name in table["set"].unique()
+    ]
     for column, axes in (("growth", figure.axes[:5]), ("excess_pct", figure.axes[5:])):
         for ax, name in zip(axes, table["set"].unique(), strict=True):
             assert drawn(ax, table[(table["set"] == name) & (table["rho"] == 10)][column])
