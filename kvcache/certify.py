@@ -93,14 +93,23 @@ class _Search:
     def from_point(self, point: Point, z: Floats, *, quick: bool = False) -> None:
         """A policy at z near a solution of the relaxation, improved by local search.
 
-        ``quick``: only where the policy is already within ten gaps of the best.
+        ``quick``: only where the policy is near the best already.
         """
         data = self.data
         admitted = point.pi.sum(axis=1)
         eta = np.where(admitted > 1e-9, point.h.sum(axis=1) / np.maximum(admitted, 1e-9), data.high)
-        policy = fit(data, z, eta, point.pi, prefixes_for(data, z, point.pi, z > 0))
-        if quick and evaluate(data.instance, policy).objective > self.value * (1 + 10 * self.gap):
+        fitted = [
+            fit(data, z, eta, point.pi, delta)
+            for delta in (
+                prefixes_for(data, z, point.pi, z < 0),
+                prefixes_for(data, z, point.pi, z > 0),
+                data.prefix_useful & (point.y > 0.5 * point.pi),
+            )
+        ]
+        costs = [evaluate(data.instance, policy).objective for policy in fitted]
+        if quick and min(costs) > self.value * (1 + max(10 * self.gap, 1e-3)):
             return
+        policy = fitted[int(np.argmin(costs))]
         self.offer(polish(data, policy, steps=6 if quick else 10, precision=0.05 * self.gap))
 
     def try_groups(self, z: Floats) -> None:
@@ -175,11 +184,21 @@ class _Search:
         unseen = instance.costs.slo * instance.arrival_rates * np.maximum(true_late - point.late, 0.0)
         missed = np.maximum(point.pi * waits - point.q, 0.0) * factor
         missed *= (unseen / np.maximum(missed.sum(axis=1), 1e-300))[:, None]
+        # The error of q = pi W is at most the product of both ranges: split the relatively wider one.
+        top = wait(np.minimum(box.vu, true_v + 0.5 * (1 - true_v)))
+        spread = (top - wait(box.vl)) / np.maximum(waits, 1e-9)
         for k in np.flatnonzero(missed.sum(axis=0) > 0).tolist():
-            low, high = box.vl[k], box.vu[k]
-            at = float(np.clip(true_v[k], low + 0.1 * (high - low), high - 0.1 * (high - low)))
-            if high - low > 1e-6:
-                split(("v", k), float(missed[:, k].sum()), box.with_("vu", k, at), box.with_("vl", k, at))
+            ranges = box.pu[:, k] - box.pl[:, k]
+            i = int(np.argmax(missed[:, k] * ranges))
+            share = spread[k] / (spread[k] + ranges[i])
+            if box.vu[k] - box.vl[k] > 1e-7:
+                at = _inside(true_v[k], box.vl[k], box.vu[k])
+                worth = float(missed[:, k].sum() * share)
+                split(("v", k), worth, box.with_("vu", k, at), box.with_("vl", k, at))
+            if ranges[i] > 1e-7:
+                at = _inside(point.pi[i, k], box.pl[i, k], box.pu[i, k])
+                worth = float(missed[i, k] * (1 - share))
+                split(("p", i, k), worth, box.with_("pu", (i, k), at), box.with_("pl", (i, k), at))
 
         headroom = 1 + instance.headroom
         u = instance.offered_loads
@@ -301,11 +320,14 @@ class _Search:
         if whole and not box.fixed:
             boxes = [(child, bound) for child in self.around(box, np.round(point.z))]
         else:
-            kinds = ("v", "d", "e") if whole else ("g", "z")
+            kinds = ("v", "p", "d", "e") if whole else ("g", "z")
             branches = [b for b in self.branches(box, point) if b.key[0] in kinds]
             if not branches:
-                # Nothing is left that a split could improve: the bound of this box is final.
-                self.pruned = min(self.pruned, bound)
+                # Nothing is left that a split could improve: the bound, with all its cuts, is final.
+                self.from_point(point, np.round(point.z))
+                self.load(relaxation, box)
+                final = relaxation.solve(rounds=100, precision=self.gap / 100)
+                self.pruned = min(self.pruned, bound if final is None else max(bound, final.bound))
                 return []
             boxes = self.choose(box, bound, basis, branches)
         return [
@@ -352,6 +374,11 @@ class _Search:
             if child_bound >= self.cutoff:
                 self.pruned = min(self.pruned, self.cutoff)
         return [(child, child_bound) for child, child_bound in best if child_bound < self.cutoff]
+
+
+def _inside(x: float, low: float, high: float) -> float:
+    """x, but at least a tenth of the range away from its ends."""
+    return float(np.clip(x, low + 0.1 * (high - low), high - 0.1 * (high - low)))
 
 
 def certify(

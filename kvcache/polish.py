@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-9
 FULLEST = 1 - 1e-7
 
 
-def prefixes_for(data: Data, z: Floats, pi: Floats, memory_binds: Bools | None = None) -> Bools:
+def prefixes_for(data: Data, z: Floats, pi: Floats, memory_binds: Bools) -> Bools:
     """delta that suits a routing: 1 where a group holds more than one request of the class.
 
     Where only the headroom lifts the count above one, caching saves memory but adds to the load; it is
@@ -37,8 +37,7 @@ def prefixes_for(data: Data, z: Floats, pi: Floats, memory_binds: Bools | None =
     per_group = np.where(z > 0, instance.offered_loads * pi / np.maximum(z, 1), 0.0)
     useful = data.prefix_useful & (z > 0)
     cached = per_group > 1
-    if memory_binds is not None:
-        cached |= memory_binds & ((1 + instance.headroom) * per_group > 1)
+    cached |= memory_binds & ((1 + instance.headroom) * per_group > 1)
     return cached & useful
 
 
@@ -79,16 +78,11 @@ def _step(
     scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
 
     unit = np.maximum(data.high, 1.0)
-    # Tangents of WC at and around eta0, from the table on whole tokens: near enough for a search.
-    every = np.arange(classes)
-    here = data.worst_cases(every, eta0)
-    points = np.clip(
-        eta0 + reach * unit * np.array([-1, -0.3, -1e-6, 1e-6, 0.3, 1])[:, None], data.low, data.high
-    )
-    ahead = np.minimum(np.floor(points) + 1, np.maximum(data.high, 1.0))
-    behind = np.maximum(ahead - 1, 0.0)
-    values, ends = (np.array([data.worst_cases(every, p) for p in grid]) for grid in (behind, ahead))
-    slopes = (ends - values) / np.maximum(ahead - behind, 1e-9)
+    # Tangents of WC at eta0, on both sides of it, and around it.
+    around = reach * unit * np.array([0, -1, -0.3, -1e-3, 1e-3, 0.3, 1])[:, None]
+    points = np.clip(eta0 + around, data.low, data.high)
+    cuts = [data.cut(c, points[:, c]) for c in range(classes)]
+    here = np.array([value[0] for value, _ in cuts])
 
     # Columns: pi, eta / unit, cost of eta above `here`, tardiness / D, v, W.
     at_eta = pair_count + np.arange(classes)
@@ -137,9 +131,10 @@ def _step(
                 l=-float((phi[kk] * pi0[c, kk] * w0[kk]).sum() / deadline[c]),
             )
     for c in np.flatnonzero(data.high > data.low).tolist():
-        lines = zip(slopes[:, c].tolist(), (values - slopes * behind)[:, c].tolist(), strict=True)
-        for slope, at_zero in sorted(set(lines)):
-            add([at_cost[c], at_eta[c]], [1.0, -slope * unit[c]], l=at_zero - here[c])
+        value_, slope = cuts[c]
+        lines = zip(slope.tolist(), (value_ - slope * points[:, c]).tolist(), strict=True)
+        for steep, at_zero in sorted(set(lines)):
+            add([at_cost[c], at_eta[c]], [1.0, -steep * unit[c]], l=at_zero - here[c])
     headroom = 1 + instance.headroom
     for kk in used:
         mine = np.flatnonzero(k == kk)
