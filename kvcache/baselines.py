@@ -22,8 +22,8 @@ model where a request holds its reservation from start to end, and is preempted 
     which it rests, 0.098, of that budget; again `kvcache.engines` has the full rule.
 ``LightLLM``
     The past-future scheduler draws a request's length from those of the requests that finished lately
-    (``PastFutureQueue``, a window of 200). It is online: :class:`PastFuture` is a
-    :class:`kvcache.replay.Reserver`.
+    (``PastFutureQueue``, a window of 200). Here every request reserves such a draw: :class:`PastFuture` is
+    a :class:`kvcache.replay.Reserver`, and the optimiser plans with the mean of its draws.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ __all__ = [
     "PAPER_METHODS",
     "SETS",
     "PastFuture",
+    "online_rule",
     "optimise",
     "reservations",
 ]
@@ -88,6 +89,9 @@ ENGINE_RULES: Mapping[str, Rule] = MappingProxyType(
         "vLLM": lambda dist, costs: 0.0,
         "TensorRT-LLM": FIXED_RULES["Max"],
         "SGLang": lambda dist, costs: SGLANG_RATIO * SGLANG_FLOOR * min(dist.upper, SGLANG_CLIP),
+        "LightLLM": lambda dist, costs: (
+            (PAST_FUTURE_WINDOW * dist.mean + dist.upper) / (PAST_FUTURE_WINDOW + 1)
+        ),
     }
 )
 
@@ -171,3 +175,10 @@ class PastFuture:
         recent = finished[-self.window :]
         draw = int(rng.integers(recent.size + 1))
         return float(min(recent[draw], limit)) if draw < recent.size else float(limit)
+
+
+def online_rule(method: str, instance: Instance) -> PastFuture | None:
+    """The reserver of a method that decides request by request; None for one that decides beforehand."""
+    if method != "LightLLM":
+        return None
+    return PastFuture(tuple(c.max_output_tokens for c in instance.classes))

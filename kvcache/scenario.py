@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from kvcache import ambiguity, instances
 from kvcache.ambiguity import Wasserstein1
-from kvcache.baselines import FIXED_RULES, optimise, reservations
+from kvcache.baselines import FIXED_RULES, online_rule, optimise, reservations
 from kvcache.digests import load_digest
 from kvcache.instance import Instance
 from kvcache.lengths import LengthDistribution
@@ -232,6 +232,7 @@ def point(
     built = build(**(instance or {}))
     solution = choose(built, method, variant, groups, {"gap": gap, "node_limit": node_limit})
     policy = solution.policy
+    reserver = online_rule(method, built)
     eta = policy.reservations - built.input_tokens
     solved: dict[str, Any] = {
         "status": solution.status,
@@ -249,7 +250,7 @@ def point(
         lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
         workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
         for factor in factors:
-            measured = replay(built, policy, workload, preemption_factor=factor)
+            measured = replay(built, policy, workload, reserver=reserver, window=1, preemption_factor=factor)
             known = {"method": method, "variant": variant, "shift": shift, "factor": factor}
             rows.append({**(labels or {}), **known, **solved, **measured.row()})
     return rows

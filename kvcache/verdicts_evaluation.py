@@ -174,7 +174,7 @@ def only_bounded(tables: Tables) -> Verdict:
         f"equals Max at rho 100 within {same:.1e}: the jump past the critical radius.",
         source="bounded: largest; cost_rho: reservation_cost where admission is forced; table4; "
         "table4_decoded",
-        assumptions=("A1", "A2", "A6"),
+        assumptions=("A1", "A2", "A6", "A17"),
     )
 
 
@@ -204,7 +204,7 @@ def latency_order(tables: Tables) -> Verdict:
         f"{int(far.sum())} of {len(wide)} cells of the map (load x trace x preemption factor), slower at all "
         f"up to a factor of {most:g}, where queueing outweighs preemption; the whole order holds in {both}.",
         source="table4: p99_s; latency_map: p99_over_dro",
-        assumptions=("A3", "A5"),
+        assumptions=("A3", "A5", "A14", "A17", "A18"),
     )
 
 
@@ -230,7 +230,7 @@ def length_prediction(tables: Tables) -> Verdict:
         "the "
         "tail: two standard deviations are near the 97 % quantile on these traces.",
         source="cost_rho: reservation_cost where admission is forced",
-        assumptions=("A2", "A6"),
+        assumptions=("A2", "A6", "A17"),
     )
 
 
@@ -267,7 +267,7 @@ def uniform_routing(tables: Tables) -> Verdict:
         f"{len(bad)} of {len(partitions)} cells (about 7 x in {int(near.sum())}) and some group saturates in "
         f"{int(saturated.sum())}: the claim is about a partition that routing cannot change.",
         source="table5_seeds: total_cost; partitions: ratio, uniform_unstable",
-        assumptions=("A5", "A7", "A8"),
+        assumptions=("A5", "A7", "A8", "A14", "A16"),
     )
 
 
@@ -293,7 +293,7 @@ def without_robustness(tables: Tables) -> Verdict:
         f"near the paper's in {len(like)}. So the ablation's number is one of the jump, and L_max decides "
         "it.",
         source="table5_seeds: reservation_cost; fig6_regimes: saa_over_dro, classes_jumped",
-        assumptions=("A1", "A2"),
+        assumptions=("A1", "A2", "A15", "A16"),
     )
 
 
@@ -325,7 +325,7 @@ def without_prefix_caching(tables: Tables) -> Verdict:
         "load; it "
         f"is near the paper's at {where or 'no load of the grid'}.",
         source="table5_seeds: reservation_cost, p99_s; prefix",
-        assumptions=("A3", "A5"),
+        assumptions=("A3", "A5", "A14", "A16"),
     )
 
 
@@ -356,5 +356,5 @@ def tail_under_shift(tables: Tables) -> Verdict:
         "lose "
         "it at large ones.",
         source="fig6: p99_s by policy and shift",
-        assumptions=("A1", "A2", "A5"),
+        assumptions=("A1", "A2", "A5", "A15", "A18"),
     )

@@ -10,6 +10,7 @@ from kvcache.baselines import (
     SETS,
     PastFuture,
     in_blocks,
+    online_rule,
     optimise,
     reservations,
 )
@@ -51,6 +52,7 @@ def instance(rho: float = 10.0, rate: float = 1.0) -> Instance:
         ("SAA", 100),  # q* = 10 / 11
         ("vLLM", 0),
         ("SGLang", 0.098 * 2_048),
+        ("LightLLM", (200 * MEAN + 2_048) / 201),
     ],
 )
 def test_fixed_reservations(method, eta):
@@ -96,7 +98,9 @@ def test_past_future_in_a_replay():
     inst = instance()
     policy = optimise("P90", inst).policy
     work = Workload.draw([c.output for c in inst.classes], np.random.default_rng(0), 1_000)
-    rule = PastFuture(tuple(c.max_output_tokens for c in inst.classes))
+    assert online_rule("P90", inst) is None
+    rule = online_rule("LightLLM", inst)
+    assert rule == PastFuture((2_048, 1_024))
     result = replay(inst, policy, work, reserver=rule, window=1)
     # Two independent lengths from one distribution: the later one is longer in under half of the draws.
     assert 0.2 < result.preemption_rate < 0.5
