@@ -91,7 +91,7 @@ def finite_and_monotone(tables: Tables) -> Verdict:
     """
     runs, steps = tables["block3"], tables["descent"]
     falls = bool(runs["falls"].all()) and all(
-        bool(np.all(np.diff(own["objective"]) < 0)) for _, own in steps.groupby(["block3", "start"])
+        bool(np.all(np.diff(own["objective"]) <= 0)) for _, own in steps.groupby(["block3", "start"])
     )
     blockwise, most = bool(runs["blockwise"].all()), int(runs["iterations"].max())
     worst = runs.groupby("block3")["above"].max()
