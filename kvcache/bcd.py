@@ -56,6 +56,8 @@ _NOTHING = 1e-9
 _TANGENT_ERROR = 1e-8
 # Cost per reserved token that only decides between equally good reservations, in units of c_w.
 _TIE_BREAK = 1e-8
+# First tangents of each WC_i, in multiples of its unconstrained reservation; memory asks for less than that.
+_FIRST_CUTS = np.array([0.0, 0.4, 0.6, 0.75, 0.85, 0.9, 0.94, 0.97, 0.99, 1.0])
 # Utilisations of the first tangents of v / (1 - v).
 _POINTS = 1 - np.geomspace(1.0, 0.1, 10)
 
@@ -147,10 +149,10 @@ class _Block1:
         if literal:
             self._make_dual()
         else:
-            self.cuts = [
-                [self._cut(i, eta) for eta in (0.0, c.output.mean, self.best_eta[i])]
-                for i, c in enumerate(instance.classes)
-            ]
+            self.cuts = []
+            for i, best in enumerate(self.best_eta):
+                values, slopes = self.data.cut(i, best * _FIRST_CUTS)
+                self.cuts.append(list(zip(values - slopes * best * _FIRST_CUTS, slopes, strict=True)))
 
     @cached_property
     def _cut(self) -> Callable[[int, float], tuple[float, float]]:
