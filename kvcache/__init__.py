@@ -9,7 +9,7 @@ from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
 from kvcache.rolling import Rolling, adaptive
 from kvcache.solver import solve
-from kvcache.traces import Trace, TraceError, read_trace, reduce_trace, scan_trace
+from kvcache.traces import Trace, TraceError, read_trace, reduce_trace
 
 __all__ = [
     "GPU",
@@ -40,6 +40,5 @@ __all__ = [
     "load_prefix_stats",
     "read_trace",
     "reduce_trace",
-    "scan_trace",
     "solve",
 ]

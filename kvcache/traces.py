@@ -19,8 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from kvcache.formats import FORMATS, UNITS, Format, Head, TraceError, plain_reason
-from kvcache.lengths import LengthDistribution
+from kvcache.formats import FORMATS, UNITS, Head, TraceError, plain_reason
 from kvcache.rows import Chunk, Cleaner, raw_rows
 
 __all__ = [
@@ -28,17 +27,15 @@ __all__ = [
     "ReadReport",
     "Trace",
     "TraceError",
-    "TraceScan",
     "mistral_token_counter",
     "read_trace",
     "reduce_trace",
-    "scan_trace",
 ]
 
 AFTER_PERIOD = "after the period"
 
-_NOWHERE = np.iinfo(np.int64).max
-
+_CELL = ["class", "window", "field", "tokens"]
+_ROWS_AT_ONCE = 4_000_000
 _COLUMN_KEYWORDS = {
     "arrival_s": "arrival_s",
     "input_tokens": "input_tokens",
@@ -106,29 +103,6 @@ class Trace:
     requests: pd.DataFrame
     report: ReadReport
 
-    def distribution(
-        self, field: str = "output", *, class_: str | None = None, upper: int | None = None
-    ) -> LengthDistribution:
-        """The empirical distribution of ``"output"`` or ``"input"`` tokens, of all requests or of one class.
-
-        ``upper`` is the support bound L_max in tokens, by default the longest length in the whole trace.
-        ValueError for an unknown field or class, and for a trace without requests.
-        """
-        if field not in ("output", "input"):
-            raise ValueError(f"field: {field!r}; expected 'output' or 'input'")
-        name = Path(self.report.path).name
-        lengths = self.requests[f"{field}_tokens"]
-        if lengths.empty:
-            raise ValueError(f"{name}: no requests are left")
-        upper = int(lengths.max()) if upper is None else upper
-        if class_ is not None:
-            if class_ not in self.report.classes:
-                raise ValueError(
-                    f"class_: {class_!r}; {name} has {', '.join(map(repr, self.report.classes))}"
-                )
-            lengths, name = lengths[self.requests["class"] == class_], f"{name}, {class_}"
-        return LengthDistribution.from_samples(lengths.to_numpy(), upper, name=name)
-
     def __repr__(self) -> str:
         return f"Trace({self.report!r})"
 
@@ -180,63 +154,13 @@ def read_trace(
     --------
     >>> read_trace("log.csv", arrival_s="ts", input_tokens="prompt", output_tokens="gen")  # doctest: +SKIP
     """
-    scan = scan_trace(
-        path,
-        format,
-        unit=unit,
-        invalid=invalid,
-        token_counter=token_counter,
-        progress=progress,
-        **columns,
+    scan = _Scan(
+        path, format, unit=unit, invalid=invalid, token_counter=token_counter, progress=progress, **columns
     )
     table = _Table()
     for chunk in scan.chunks():
         table.append(chunk)
     return Trace(table.frame(scan.report.classes), scan.report)
-
-
-def scan_trace(
-    path: str | Path,
-    format: str = "auto",
-    *,
-    unit: str | None = None,
-    invalid: str = "raise",
-    token_counter: Callable[[str], int] | None = None,
-    progress: bool = False,
-    **columns: str | tuple[str, ...] | None,
-) -> TraceScan:
-    """Iterate over a trace of any size in Arrow record batches; parameters and errors as `read_trace`.
-
-    The batches have the columns of ``Trace.requests`` in the order of the file, ``arrival_s``
-    counting from the file's first kept row (so it is negative for a later row that arrives earlier).
-    """
-    path = Path(path)
-    if unit is not None and unit not in UNITS:
-        raise ValueError(f"unit: {unit!r}; expected one of {', '.join(map(repr, UNITS))}")
-    if invalid not in ("raise", "drop"):
-        raise ValueError(f"invalid: {invalid!r}; expected 'raise' or 'drop'")
-    if format != "auto" and format not in FORMATS:
-        raise ValueError(f"format: {format!r}; expected 'auto' or one of {', '.join(map(repr, FORMATS))}")
-    for keyword in columns:
-        if keyword not in _COLUMN_KEYWORDS:
-            raise TypeError(
-                f"unknown keyword {keyword!r}; columns are named by {', '.join(_COLUMN_KEYWORDS)}"
-            )
-    mapping = {_COLUMN_KEYWORDS[keyword]: source for keyword, source in columns.items()}
-    for tidy in ("input_tokens", "output_tokens"):
-        if tidy in mapping and mapping[tidy] is None:
-            raise TypeError(
-                f"{tidy}: None; expected a column (only arrival_s, class_, prefix_blocks can be left out)"
-            )
-    head = Head.of(path)
-    layout = head.recognise(mapping) if format == "auto" else FORMATS[format]
-    if layout.name == "sharegpt" and mapping:
-        raise TypeError(f"{next(iter(columns))}: a ShareGPT file has no columns")
-    if layout.generic and "class" not in mapping and "class" in head.columns():
-        mapping["class"] = "class"
-    layout = layout.mapped(mapping, unit)
-    head.check(layout)
-    return TraceScan(path, layout, head.compression, invalid == "drop", token_counter, progress)
 
 
 def reduce_trace(
@@ -265,51 +189,41 @@ def reduce_trace(
         and ``tokens``, with the number of ``requests``. The earliest window is 0.
     report : ReadReport
     """
-    scan = scan_trace(path, format, **options)
-    tally = _Tally()
+    scan = _Scan(path, format, **options)
     late = 0
+    counts: list[pa.Table] = []
+    waiting: list[pa.Table] = []
     for chunk in scan.chunks():
         arrival = chunk.arrival + (scan.origin_s % align_s if align_s else 0.0)
         if window_s is not None and np.isnan(arrival[0]):
             raise TraceError(f"{scan.path.name}: no arrival times; expected them for windows")
-        slot = np.zeros(arrival.size, np.int64)
-        if window_s is not None:
-            slot = np.floor(arrival / window_s).astype(np.int64)
-        classes = int(chunk.codes.max()) + 1
-        key = slot * classes + chunk.codes
-        if until_s is not None:
-            after = arrival >= until_s
-            late += int(after.sum())
-            key[after] = _NOWHERE
-        for value in np.unique(key).tolist():
-            if value == _NOWHERE:
-                continue
-            window, code = divmod(value, classes)
-            at = key == value
-            tally.add((code, window, "input"), chunk.inputs[at])
-            tally.add((code, window, "output"), chunk.outputs[at])
+        window = np.floor(arrival / (window_s or np.inf))
+        cells = {"class": chunk.codes, "window": np.nan_to_num(window).astype(np.int64)}
+        within = np.ones(arrival.size, bool) if until_s is None else ~(arrival >= until_s)
+        late += int((~within).sum())
+        for field, tokens in enumerate((chunk.inputs, chunk.outputs)):
+            lengths = {"field": np.full(arrival.size, field, np.int8), "tokens": tokens}
+            waiting.append(pa.table({**cells, **lengths, "requests": np.ones(arrival.size, np.int64)}))
+            if not within.all():
+                waiting[-1] = waiting[-1].filter(pa.array(within))
+        if sum(map(len, waiting)) > _ROWS_AT_ONCE:
+            counts, waiting = [_summed([*counts, *waiting])], []
     report = scan.report
     if late:
         dropped = {**report.dropped, AFTER_PERIOD: late}
         report = replace(report, rows_kept=report.rows_kept - late, dropped=dropped)
-    cells = tally.counts()
-    if not cells:
+    if not report.rows_kept:
         raise TraceError(f"{scan.path.name}: no requests are left; {report!r}")
-    earliest = min(window for _, window, _ in cells)
-    parts = [
-        pd.DataFrame(
-            {
-                "class": report.classes[code],
-                "window": np.int32(window - earliest),
-                "field": name,
-                "tokens": np.fromiter(cell.keys(), np.int32, len(cell)),
-                "requests": np.fromiter(cell.values(), np.int64, len(cell)),
-            }
-        )
-        for (code, window, name), cell in cells.items()
-    ]
-    counts = pd.concat(parts).sort_values(["class", "window", "field", "tokens"], ignore_index=True)
-    return counts, report
+    table = _summed([*counts, *waiting]).to_pandas()
+    table["class"] = np.array(report.classes, object)[table["class"]]
+    table["field"] = np.array(["input", "output"], object)[table["field"]]
+    table["window"] = (table["window"] - table["window"].min()).astype(np.int32)
+    return table.sort_values(_CELL, ignore_index=True)[[*_CELL, "requests"]], report
+
+
+def _summed(parts: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(parts).group_by(_CELL).aggregate([("requests", "sum")])
+    return table.rename_columns({"requests_sum": "requests"})
 
 
 def mistral_token_counter() -> Callable[[str], int]:
@@ -340,61 +254,64 @@ def mistral_token_counter() -> Callable[[str], int]:
 # ---- scanning and collecting ----------------------------------------------------------------------
 
 
-class TraceScan:
-    """One pass over a trace, made by `scan_trace`. The report is there once the scan has come to its end.
+class _Scan:
+    """One pass over a trace; parameters and errors as in `read_trace`.
 
     ``origin_s`` is the arrival of the first kept row on the file's own clock, seconds (for dates,
-    since 1970), known from the first batch on.
+    since 1970), known from the first chunk on; ``report`` is there once the scan has come to its end.
     """
 
     def __init__(
         self,
-        path: Path,
-        layout: Format,
-        compression: str | None,
-        drop_bad: bool,
-        token_counter: Callable[[str], int] | None,
-        progress: bool,
+        path: str | Path,
+        format: str = "auto",
+        *,
+        unit: str | None = None,
+        invalid: str = "raise",
+        token_counter: Callable[[str], int] | None = None,
+        progress: bool = False,
+        **columns: str | tuple[str, ...] | None,
     ) -> None:
-        self.path = path
-        self.layout = layout
+        for name, value, choices in (
+            ("unit", unit, (None, *UNITS)),
+            ("invalid", invalid, ("raise", "drop")),
+            ("format", format, ("auto", *FORMATS)),
+        ):
+            if value not in choices:
+                raise ValueError(f"{name}: {value!r}; expected one of {', '.join(map(repr, choices))}")
+        for keyword in columns:
+            if keyword not in _COLUMN_KEYWORDS:
+                raise TypeError(
+                    f"unknown keyword {keyword!r}; columns are named by {', '.join(_COLUMN_KEYWORDS)}"
+                )
+        mapping = {_COLUMN_KEYWORDS[keyword]: source for keyword, source in columns.items()}
+        for tidy in ("input_tokens", "output_tokens"):
+            if mapping.get(tidy, tidy) is None:
+                raise TypeError(
+                    f"{tidy}: None; expected a column (only arrival_s, class_, prefix_blocks can be left out)"
+                )
+        self.path = Path(path)
         self.origin_s = 0.0
-        self._classes: list[str] = []
-        self._compression = compression
-        self._drop_bad = drop_bad
+        self._head = Head.of(self.path)
+        layout = self._head.recognise(mapping) if format == "auto" else FORMATS[format]
+        if layout.name == "sharegpt" and mapping:
+            raise TypeError(f"{next(iter(columns))}: a ShareGPT file has no columns")
+        if layout.generic and "class" not in mapping and "class" in self._head.columns():
+            mapping["class"] = "class"
+        self.layout = layout.mapped(mapping, unit)
+        self._head.check(self.layout)
+        self._drop_bad = invalid == "drop"
         self._token_counter = token_counter
         self._progress = progress
-        self._report: ReadReport | None = None
-
-    @property
-    def report(self) -> ReadReport:
-        """What became of the rows; RuntimeError before the end of the scan."""
-        if self._report is None:
-            raise RuntimeError(f"{self.path.name}: the report is complete only at the end of the scan")
-        return self._report
-
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for chunk in self.chunks():
-            classes = pa.array(self._classes, pa.string())
-            arrays = {
-                "arrival_s": pa.array(chunk.arrival),
-                "input_tokens": pa.array(chunk.inputs),
-                "output_tokens": pa.array(chunk.outputs),
-                "class": pa.DictionaryArray.from_arrays(pa.array(chunk.codes), classes),
-            }
-            if chunk.blocks is not None:
-                arrays["prefix_blocks"] = pa.array(chunk.blocks, pa.list_(pa.int64()))
-            yield pa.RecordBatch.from_pydict(arrays)
 
     def chunks(self) -> Iterator[Chunk]:
         """The checked rows as NumPy arrays; codes are positions in the report's classes."""
         name = self.path.name
         cleaner = Cleaner(name, self.layout, self._drop_bad)
-        self._classes = cleaner.classes
         rows = raw_rows(
             self.path,
             self.layout,
-            self._compression,
+            self._head.compression,
             self._drop_bad,
             lambda: self._token_counter or mistral_token_counter(),
         )
@@ -412,7 +329,7 @@ class TraceScan:
             bar.close()
         if cleaner.rows_read == 0:
             raise TraceError(f"{name}: no rows; expected at least one request")
-        self._report = ReadReport(
+        self.report = ReadReport(
             str(self.path),
             self.layout.name,
             cleaner.rows_read,
@@ -421,35 +338,6 @@ class TraceScan:
             cleaner.out_of_order,
             tuple(cleaner.classes),
         )
-
-
-class _Tally:
-    """Requests per length in each cell, a (class code, window, field)."""
-
-    _AT_ONCE = 1_000_000
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[int, int, str], dict[int, int]] = {}
-        self._waiting: dict[tuple[int, int, str], list[NDArray[np.int32]]] = {}
-        self._size = 0
-
-    def add(self, cell: tuple[int, int, str], lengths: NDArray[np.int32]) -> None:
-        self._waiting.setdefault(cell, []).append(lengths)
-        self._size += lengths.size
-        if self._size > self._AT_ONCE:
-            self._count()
-
-    def _count(self) -> None:
-        for cell, parts in self._waiting.items():
-            known = self._counts.setdefault(cell, {})
-            tokens, requests = np.unique(np.concatenate(parts), return_counts=True)
-            for token, count in zip(tokens.tolist(), requests.tolist(), strict=True):
-                known[token] = known.get(token, 0) + count
-        self._waiting, self._size = {}, 0
-
-    def counts(self) -> dict[tuple[int, int, str], dict[int, int]]:
-        self._count()
-        return self._counts
 
 
 class _Table:

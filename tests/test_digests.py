@@ -185,7 +185,7 @@ def test_names_labels_and_marks():
             "field: 'prefix'; digest 'sharegpt' has 'output', 'input'",
         ),
         (lambda: load_digest("burstgpt-week1", class_="GPT-4/API log", window=0), "no request is left"),
-        (lambda: load_digests("sharegpt", "hour"), "by: 'hour'; expected 'window', 'day'"),
+        (lambda: load_digests("sharegpt", "hour"), "by: 'hour'; expected one of 'class', 'model'"),
         (lambda: load_prefix_stats("sharegpt"), "no prefix blocks; mooncake-conversation has"),
     ],
 )
@@ -197,7 +197,7 @@ def test_wrong_choices_list_the_right_ones(call, message):
 def test_unknown_filters_are_refused():
     with pytest.raises(TypeError, match="unexpected keyword argument 'windows'"):
         load_digest("burstgpt", windows=1)
-    with pytest.raises(TypeError, match="unknown filter 'windows'; expected one of field, class_"):
+    with pytest.raises(TypeError, match="unknown filter 'windows'; expected field, class_"):
         load_digests("burstgpt", "day", windows=1)
 
 

@@ -35,6 +35,7 @@ __all__ = [
 
 DAY_S = 86_400
 METADATA = b"kvcache"
+_KEYS = ("class", "model", "log", "window", "day")
 
 
 @dataclass(frozen=True)
@@ -91,49 +92,32 @@ def load_digest(
         leave no request.
     """
     digest = _load(name, field)
-    chosen = _select(digest, class_, model, log, window, day)
-    label = digest.name + "".join(
-        f", {key} {_shown(value)}"
-        for key, value in (
-            ("class", class_),
-            ("model", model),
-            ("log", log),
-            ("window", window),
-            ("day", day),
-        )
-        if value is not None
-    )
-    return _distribution(digest, chosen, label if field == "output" else f"{label}, {field}")
+    filters = {"class": class_, "model": model, "log": log, "window": window, "day": day}
+    chosen = _select(digest, filters)
+    shown = "".join(f", {key} {_shown(given)}" for key, given in filters.items() if given is not None)
+    label = digest.name + shown + ("" if field == "output" else f", {field}")
+    return _distribution(digest, chosen, label)
 
 
-def load_digests(name: str, by: str, **filters: Any) -> dict[Any, LengthDistribution]:
+def load_digests(name: str, by: str, field: str = "output", **filters: Any) -> dict[Any, LengthDistribution]:
     """Distributions of a trace by ``"window"``, ``"day"``, ``"class"``, ``"model"`` or ``"log"``.
 
-    ``filters`` are those of `load_digest`. Keys come in order of time, or of the classes; parts
-    without a request are left out.
+    ``field`` and ``filters`` are those of `load_digest`. Keys come in order of time, or of the
+    classes; parts without a request are left out.
     """
-    options = {"field": "output", "class_": None, "model": None, "log": None, "window": None, "day": None}
-    unknown = sorted(set(filters) - set(options))
-    if unknown:
-        raise TypeError(f"unknown filter {unknown[0]!r}; expected one of {', '.join(options)}")
-    options.update(filters)
-    digest = _load(name, options.pop("field"))
-    chosen = _select(digest, **options)
-    if by in ("window", "day"):
-        keys = digest.windows if by == "window" else digest.days
-        values = np.unique(keys[chosen]).tolist()
-        masks = {value: chosen & (keys == value) for value in values}
-    elif by in ("class", "model", "log"):
-        parts = [_part(label, by) for label in digest.labels]
-        masks = {
-            value: chosen & np.isin(digest.codes, [i for i, p in enumerate(parts) if p == value])
-            for value in dict.fromkeys(parts)
-        }
-    else:
-        raise ValueError(f"by: {by!r}; expected 'window', 'day', 'class', 'model' or 'log'")
+    filters = {key.rstrip("_"): given for key, given in filters.items()}
+    for key in filters:
+        if key not in _KEYS:
+            raise TypeError(f"unknown filter {key!r}; expected field, class_, model, log, window or day")
+    if by not in _KEYS:
+        raise ValueError(f"by: {by!r}; expected one of {', '.join(map(repr, _KEYS))}")
+    digest = _load(name, field)
+    chosen = _select(digest, filters)
+    values, at = _levels(digest, by)
+    parts = ((value, chosen & (at == i)) for i, value in enumerate(values))
     return {
         value: _distribution(digest, mask, f"{digest.name}, {by} {value}")
-        for value, mask in masks.items()
+        for value, mask in parts
         if mask.any()
     }
 
@@ -260,11 +244,15 @@ def _read(path: Path, _modified: int, field: str) -> _Digest:
     )
 
 
-def _part(label: str, by: str) -> str:
-    if by == "class":
-        return label
-    model, _, log = label.partition("/")
-    return model if by == "model" else log
+def _levels(digest: _Digest, key: str) -> tuple[list[Any], NDArray[np.intp]]:
+    """The values of a key, in order of time or of the classes, and which of them each row has."""
+    if key in ("window", "day"):
+        at, values = pd.factorize(digest.windows if key == "window" else digest.days, sort=True)
+        return values.tolist(), at
+    split = [(label, *label.partition("/")[::2]) for label in digest.labels]
+    parts = [row[_KEYS.index(key)] for row in split]
+    values = list(dict.fromkeys(parts))
+    return values, np.array([values.index(part) for part in parts])[digest.codes]
 
 
 def _values(given: Any) -> list[Any]:
@@ -280,30 +268,21 @@ def _shown(given: Any) -> str:
     return "+".join(map(str, values))
 
 
-def _select(digest: _Digest, class_: Any, model: Any, log: Any, window: Any, day: Any) -> NDArray[np.bool_]:
+def _select(digest: _Digest, filters: Mapping[str, Any]) -> NDArray[np.bool_]:
     chosen = np.ones(digest.tokens.size, bool)
-    for key, by, given in (("class_", "class", class_), ("model", "model", model), ("log", "log", log)):
+    for key, given in filters.items():
         if given is None:
             continue
-        parts = [_part(label, by) for label in digest.labels]
+        name = "class_" if key == "class" else key
+        values, at = _levels(digest, key)
         wanted = _values(given)
-        _check(digest, key, wanted, list(dict.fromkeys(parts)))
-        chosen &= np.isin(digest.codes, [i for i, part in enumerate(parts) if part in wanted])
-    for key, given, values in (("window", window, digest.windows), ("day", day, digest.days)):
-        if given is None:
-            continue
-        wanted = _values(given)
-        _check(digest, key, wanted, np.unique(values).tolist())
-        chosen &= np.isin(values, wanted)
+        if not wanted:
+            raise ValueError(f"{name}: empty; digest {digest.name!r} has {_choices(values)}")
+        for value in wanted:
+            if value not in values:
+                raise ValueError(f"{name}: {value!r}; digest {digest.name!r} has {_choices(values)}")
+        chosen &= np.isin(at, [values.index(value) for value in wanted])
     return chosen
-
-
-def _check(digest: _Digest, key: str, wanted: Sequence[Any], choices: Sequence[Any]) -> None:
-    if not wanted:
-        raise ValueError(f"{key}: empty; digest {digest.name!r} has {_choices(choices)}")
-    for value in wanted:
-        if value not in choices:
-            raise ValueError(f"{key}: {value!r}; digest {digest.name!r} has {_choices(choices)}")
 
 
 def _choices(choices: Sequence[Any]) -> str:
