@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from kvcache.ambiguity import CVaR, ScaleShift, Wasserstein1, WassersteinInf, critical_fractile
-from kvcache.baselines import BLOCK, in_blocks, optimise
+from kvcache.ambiguity import CVaR, ScaleShift, Wasserstein1, WassersteinInf
+from kvcache.baselines import optimise
 from kvcache.digests import load_digest, load_digests
+from kvcache.fractile import reservations
 from kvcache.instances import APPLICATIONS, RADIUS
 from kvcache.lengths import LengthDistribution
 from kvcache.replay import REQUESTS, Workload, replay
@@ -174,10 +175,13 @@ def policies(drift: Drift) -> dict[str, dict[str, Rule]]:
 
 def point(*, trace: str, group: str, ratios: Sequence[float] = RATIOS) -> list[dict[str, Any]]:
     """All policies of a group over a trace, as rows of `kvcache.rolling.compare`. For `kvcache.sweep`."""
-    drift = TRACES[trace]
-    runs = compare(policies(drift)[group], drift.windows(), ratios)
+    return _judged(trace, policies(TRACES[trace])[group], ratios)
+
+
+def _judged(trace: str, rules: Mapping[str, Rule], ratios: Sequence[float] = RATIOS) -> list[dict[str, Any]]:
+    runs = compare(rules, TRACES[trace].windows(), ratios)
     runs.insert(0, "trace", trace)
-    return runs[runs["window"] >= drift.warm_up].to_dict("records")
+    return runs[runs["window"] >= TRACES[trace].warm_up].to_dict("records")
 
 
 def limits(runs: pd.DataFrame, ratios: Sequence[float] = RATIOS) -> pd.DataFrame:
@@ -203,8 +207,11 @@ def limits(runs: pd.DataFrame, ratios: Sequence[float] = RATIOS) -> pd.DataFrame
 
 def _period(runs: pd.DataFrame, period: str) -> pd.DataFrame:
     first, last = (int(day) for day in period.removeprefix("days ").split("-"))
-    day = runs["window"] // runs["trace"].map(lambda name: TRACES[name].day) + 1
-    return runs[day.between(first, last)]
+    return runs[_day(runs).between(first, last)]
+
+
+def _day(runs: pd.DataFrame) -> pd.Series:
+    return runs["window"] // runs["trace"].map(lambda name: TRACES[name].day) + 1
 
 
 def ledger(runs: pd.DataFrame) -> pd.DataFrame:
@@ -290,7 +297,7 @@ def wide(table: pd.DataFrame, period: str, policies: Sequence[str] | None = None
 def by_day(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """What each day adds to the excess over hindsight of all days, in percent: trace, policy, rho, day."""
     part = runs[runs["trace"].isin(LONG) & runs["policy"].isin(names)].copy()
-    part["day"] = part["window"] // part["trace"].map(lambda name: TRACES[name].day) + 1
+    part["day"] = _day(part)
     part["excess"] = (part["cost"] - part["hindsight"]) * part["requests"]
     part["least"] = part["hindsight"] * part["requests"]
     keys = ["trace", "policy", "rho"]
@@ -300,8 +307,7 @@ def by_day(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 def sensitivity(*, trace: str) -> list[dict[str, Any]]:
     """One regression with one hyperparameter changed at a time, as rows like those of `point`."""
-    drift = TRACES[trace]
-    base = LogOdds(season=drift.season)
+    base = LogOdds(season=TRACES[trace].season)
     changes: dict[str, Mapping[str, Any]] = {
         "as it is": {},
         "forgetting 0.9": {"forgetting": 0.9},
@@ -316,9 +322,7 @@ def sensitivity(*, trace: str) -> list[dict[str, Any]]:
         "no recalibration": {"calm": np.inf},
         "no season": {"season": None},
     }
-    runs = compare({name: replace(base, **change) for name, change in changes.items()}, drift.windows())
-    runs.insert(0, "trace", trace)
-    return runs[runs["window"] >= drift.warm_up].to_dict("records")
+    return _judged(trace, {name: replace(base, **change) for name, change in changes.items()})
 
 
 def path(runs: pd.DataFrame, trace: str, rho: float, names: Sequence[str]) -> pd.DataFrame:
@@ -445,17 +449,13 @@ def advantage(
         sets.append(("W-infinity", RADIUS, WassersteinInf(RADIUS, relative=True)))
         sets.append(("scale shift", 2.5, ScaleShift(1.0, 2.5)))
         for rho in ratios:
-            fixed = {
-                "SAA": dist.quantile(critical_fractile(rho, 1.0)),
-                "P90": dist.quantile(0.90),
-                "P95": min(in_blocks(dist.quantile(0.95), BLOCK), dist.upper),
-            }
+            rules = reservations(dist, rho)
             for label, radius, ambiguity in sets:
                 eta = ambiguity.reservation(dist, rho, 1.0)
                 for s, now in shifted.items():
                     cost = now.cost(eta, rho, 1.0)
-                    for baseline, tokens in fixed.items():
-                        other = now.cost(float(tokens), rho, 1.0)
+                    for baseline in ("SAA", "P90", "P95"):
+                        other = now.cost(rules[baseline], rho, 1.0)
                         rows.append((name, label, radius, rho, s, baseline, cost, other, 1 - cost / other))
     columns = ["digest", "set", "radius", "rho", "shift", "baseline", "cost", "baseline_cost", "advantage"]
     return pd.DataFrame(rows, columns=columns)
@@ -488,15 +488,9 @@ def splits(ratios: Sequence[float] = RATIOS) -> pd.DataFrame:
     for label, digest, by, model in _SPLITS:
         train, test = _halves(digest, by, model)
         for rho in ratios:
-            robust = Wasserstein1(RADIUS, relative=True).reservation(train, rho, 1.0)
-            reserved = {
-                "DRO": robust,
-                "SAA": train.quantile(critical_fractile(rho, 1.0)),
-                "P90": train.quantile(0.90),
-                "P95": min(in_blocks(train.quantile(0.95), BLOCK), train.upper),
-            }
-            base = test.cost(float(robust), rho, 1.0)
-            for method, eta in reserved.items():
-                cost = test.cost(float(eta), rho, 1.0)
-                rows.append((label, rho, method, float(eta), cost, cost / base))
+            rules = reservations(train, rho)
+            base = test.cost(rules["DRO"], rho, 1.0)
+            for method in ("DRO", "SAA", "P90", "P95"):
+                cost = test.cost(rules[method], rho, 1.0)
+                rows.append((label, rho, method, rules[method], cost, cost / base))
     return pd.DataFrame(rows, columns=["trace", "rho", "method", "reservation", "cost", "over_dro"])

@@ -44,6 +44,7 @@ __all__ = [
     "implied_trace",
     "kv_cache_sizes",
     "regimes",
+    "reservations",
     "table2",
     "witness",
 ]
@@ -67,7 +68,10 @@ def all_traces() -> dict[str, LengthDistribution]:
     return {name: load_digest(name) for name in list_digests()["name"]}
 
 
-def _reservations(dist: LengthDistribution, rho: float, robust: AmbiguitySet) -> dict[str, float]:
+def reservations(
+    dist: LengthDistribution, rho: float, robust: AmbiguitySet = DEFAULT_RADIUS
+) -> dict[str, float]:
+    """What DRO with the set ``robust``, SAA and each fixed rule reserve (tokens), by policy."""
     costs = Costs(preemption=rho, waste=1.0)
     fixed = {name: min(float(FIXED_RULES[name](dist, costs)), float(dist.upper)) for name in BASELINES}
     return {"DRO": robust.reservation(dist, rho, 1.0), "SAA": FIXED_RULES["SAA"](dist, costs), **fixed}
@@ -89,7 +93,7 @@ def table2(traces: Traces, robust: Wasserstein1 = DEFAULT_RADIUS) -> pd.DataFram
     scenario = {row["rho"]: row["scenario"] for row in rows}
     for trace, dist in traces.items():
         for rho in RATIOS:
-            eta = _reservations(dist, rho, robust)
+            eta = reservations(dist, rho, robust)
             answer = robust.solve(dist, rho, 1.0)
             rows.append(
                 {"trace": trace, "scenario": scenario[rho], "rho": rho}
@@ -120,7 +124,7 @@ def costs_by_ratio(
     rows = []
     for trace, dist in traces.items():
         for rho in ratios:
-            eta = _reservations(dist, rho, robust)
+            eta = reservations(dist, rho, robust)
             best = dist.cost(eta["SAA"], rho, 1.0)
             regime = str(robust.solve(dist, rho, 1.0).regime)
             for policy, tokens in eta.items():

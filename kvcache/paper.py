@@ -90,6 +90,11 @@ class Outcome(StrEnum):
     NOT_REPRODUCED = "not reproduced"
     NOT_TESTABLE = "not testable"
 
+    @classmethod
+    def of(cls, whole: bool, part: bool) -> Outcome:
+        """Reproduced where the whole claim holds, partly where some of it does, else not."""
+        return cls.REPRODUCED if whole else cls.PARTLY if part else cls.NOT_REPRODUCED
+
 
 @dataclass(frozen=True)
 class Verdict:

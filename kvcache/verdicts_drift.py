@@ -32,19 +32,13 @@ def static_against_rolling(tables: Tables) -> Verdict:
     ]
     wastes = [static[1] < 0.9 * static[0] for static, _ in pairs]
     recovers = [rolling[1] >= KEPT * rolling[0] for _, rolling in pairs]
-    if all(wastes) and all(recovers):
-        verdict = Outcome.REPRODUCED
-    elif any(wastes) and any(recovers):
-        verdict = Outcome.PARTLY
-    else:
-        verdict = Outcome.NOT_REPRODUCED
     (one, roll), (joined, joint_roll) = pairs
     last = single["window"].max()
     cost = single[single["window"] == last].set_index("policy")
     over = cost["cost"] / cost["hindsight"]
     return Verdict(
         "C11",
-        verdict,
+        Outcome.of(all(wastes) and all(recovers), any(wastes) and any(recovers)),
         paper="static over-reserves and lowers the utilisation of memory; rolling tracks the workload",
         ours=f"static: used share of the reserved tokens {one[0]:.0%} to {one[1]:.0%} (joint replay "
         f"{joined[0]:.0%} to {joined[1]:.0%}); rolling DRO: {roll[0]:.0%} to {roll[1]:.0%} "
@@ -81,13 +75,10 @@ def advantage_grows(tables: Tables) -> Verdict:
     top = table[table["rho"] == table["rho"].max()]
     shrunk = top[top["shift"] == top["shift"].min()]
     plain = top[(top["shift"] == 1) & (top["baseline"] == "SAA")]["advantage"]
-    verdict = Outcome.REPRODUCED if longer.all() and rises.all() else Outcome.PARTLY
-    if not longer.any():
-        verdict = Outcome.NOT_REPRODUCED
     jumped = longer.groupby("rho").mean()
     return Verdict(
         "C12",
-        verdict,
+        Outcome.of(longer.all() and rises.all(), longer.any()),
         paper="the advantage widens with the shift and with rho",
         ours=f"it grows with an upward shift in {longer.sum()} of {longer.size} cases of trace, baseline and "
         f"rho, by rho {', '.join(f'{rho:g}: {share:.0%}' for rho, share in jumped.items())}; "
@@ -117,19 +108,13 @@ def temporal_splits(tables: Tables) -> Verdict:
     total = (others["cost_per_arrival"] / dro["cost_per_arrival"] - 1).abs()
     p99 = (others["p99_s"] / dro["p99_s"] - 1).abs()
     near = pd.concat([gap, total, p99], axis=1).max(axis=1) <= NEAR
-    if near.all():
-        verdict = Outcome.REPRODUCED
-    elif near.any():
-        verdict = Outcome.PARTLY
-    else:
-        verdict = Outcome.NOT_REPRODUCED
     real = tables["drift"]
     ten = real[(real["rho"] == 10) & (real["period"] == "days 2-14")].pivot_table(
         index="trace", columns="policy", values="ratio"
     )
     return Verdict(
         "C19",
-        verdict,
+        Outcome.of(near.all(), near.any()),
         paper="near-indistinguishable",
         ours="largest difference from DRO of cost, replayed cost and replayed P99: "
         + "; ".join(

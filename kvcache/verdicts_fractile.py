@@ -42,10 +42,6 @@ def dro_is_never_dearer(tables: Tables) -> Verdict:
         for ours, stated in zip(_gains(here, rho), _gains(theirs, rho), strict=True)
     ]
     close = max(gaps) <= GAIN_TOLERANCE
-    if holds_here and close and dearer.empty:
-        verdict = Outcome.REPRODUCED
-    else:
-        verdict = Outcome.PARTLY if holds_here else Outcome.NOT_REPRODUCED
     worst = dearer[["gain_p90_pct", "gain_p95_pct"]].min().min() if len(dearer) else 0.0
 
     def text(rows: pd.DataFrame) -> str:
@@ -54,7 +50,7 @@ def dro_is_never_dearer(tables: Tables) -> Verdict:
 
     return Verdict(
         "C01",
-        verdict,
+        Outcome.of(holds_here and close and dearer.empty, holds_here),
         paper=f"gain over P90 / P95: {text(theirs)}; never dearer",
         ours=f"on {BURSTGPT}: {text(here)}; over all {table['trace'].nunique()} traces dearer than P90 or "
         f"P95 in {len(dearer)} of {len(table)} cells",
@@ -78,13 +74,9 @@ def fixed_quantiles_are_narrow(tables: Tables) -> Verdict:
     right = max(values.max() for values in at_home.values())
     least = min(values.min() for values in away.values())
     most = {name: values.max() for name, values in away.items()}
-    if right <= RIGHT and least >= WRONG:
-        verdict = Outcome.REPRODUCED
-    else:
-        verdict = Outcome.PARTLY if right <= RIGHT else Outcome.NOT_REPRODUCED
     return Verdict(
         "C02",
-        verdict,
+        Outcome.of(right <= RIGHT and least >= WRONG, right <= RIGHT),
         paper="P90 is best near rho 10 and P95 near rho 20, each only there",
         ours=f"over the best reservation: at most {right:.2f} % for P90 at rho 10 and P95 at rho 20, at "
         f"least {least:.1f} % at the other five ratios",
@@ -111,12 +103,9 @@ def dro_tracks_the_fractile(tables: Tables) -> Verdict:
     curve = curve[(curve["policy"] == "DRO") & curve["rho"].isin(RATIOS)]
     off = curve[curve["regime"] != "fractile"]
     above = (off["quantile"] - off["rho"] / (1 + off["rho"])).max() if len(off) else 0.0
-    verdict = Outcome.PARTLY if here.all() else Outcome.NOT_REPRODUCED
-    if tracks.all():
-        verdict = Outcome.REPRODUCED
     return Verdict(
         "C03",
-        verdict,
+        Outcome.of(tracks.all(), here.all()),
         paper="the quantile is rho / (1 + rho) exactly",
         ours=f"exactly so at {here.sum()} of {len(here)} cost ratios on {BURSTGPT}, and in {tracks.sum()} of "
         f"{len(tracks)} cells over all traces",
@@ -138,21 +127,14 @@ def robust_is_not_above_the_fractile(tables: Tables) -> Verdict:
     """
     table, critical, sweep = _ours(tables["table2"]), tables["critical_radius"], tables["regimes"]
     above = table["regime"] != "fractile"
-    curves = sweep.groupby(["upper", "rho"])["reservation"]
-    values = curves.nunique()
+    values = sweep.groupby(["upper", "rho"])["reservation"].nunique()
     grows = sweep[sweep["regime"] == "fractile"]
     strict = (grows["reservation"] > grows["fractile"]).any()
     here = critical[critical["trace"] == BURSTGPT]["critical"]
     default = DEFAULT_RADIUS.radius
-    if above.all() and values.min() > 3:
-        verdict = Outcome.REPRODUCED
-    elif strict or values.max() > 3:
-        verdict = Outcome.PARTLY
-    else:
-        verdict = Outcome.NOT_REPRODUCED
     return Verdict(
         "C04",
-        verdict,
+        Outcome.of(above.all() and values.min() > 3, strict or values.max() > 3),
         paper="strictly above the fractile, by an amount that grows with the radius",
         ours=f"equal to the fractile in {int((~above).sum())} of {len(above)} cells at the default radius; "
         f"at most {values.max()} different reservations over all radii",
@@ -177,13 +159,9 @@ def kv_bytes_of_a_70b_model(tables: Tables) -> Verdict:
     def near(row: pd.Series) -> bool:
         return abs(row["mb_per_token"] / stated - 1) <= KV_TOLERANCE
 
-    if near(grouped):
-        verdict = Outcome.REPRODUCED
-    else:
-        verdict = Outcome.PARTLY if near(full) else Outcome.NOT_REPRODUCED
     return Verdict(
         "C20",
-        verdict,
+        Outcome.of(near(grouped), near(full)),
         paper=f"{stated:g} MB per token",
         ours=f"{full['mb_per_token']:.2f} MB ({full['mib_per_token']:g} MiB) with {full['kv_heads']:.0f} KV "
         f"heads, {grouped['mb_per_token']:.3f} MB with the {grouped['kv_heads']:.0f} of Llama-2-70B and "
