@@ -127,7 +127,8 @@ lint: $(READY) ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-readme: $(READY) ## write the numbers in README.md from data/results
+readme: $(READY) ## write the numbers in README.md and docs/assumptions.md from data/results
+	$(PY) -m kvcache.assumptions docs/assumptions.md
 	$(PY) -m kvcache.readme README.md
 
 report: $(READY) $(EXECUTED) ## static HTML report of the executed notebooks, in build/PROFILE/report

@@ -305,8 +305,8 @@ def _table2_cost() -> list[Effect]:
     return [
         _effect(
             "DRO on BurstGPT, cost per request",
-            "expected",
-            "worst case",
+            "its expected cost",
+            "its worst case",
             plain(dist, eta, 10.0),
             worst(dist, eta, 10.0),
         ),
@@ -344,8 +344,8 @@ def _oversized() -> list[Effect]:
         rows.append(
             _effect(
                 f"rejected share (%), {label}",
-                "turned away if L_in + xi > M_k",
-                "served",
+                "L_in + xi > M_k turned away",
+                "all served",
                 100 * _replayed(instance, policy).rejection,
                 100 * planned,
             )
@@ -567,7 +567,7 @@ def _preempted_service() -> list[Effect]:
     return [
         _effect(
             "P99 latency, s",
-            f"x {PREEMPTION_FACTOR:g} in the replay",
+            f"preempted service x {PREEMPTION_FACTOR:g}",
             "x 1",
             here.latency_p99,
             without.latency_p99,

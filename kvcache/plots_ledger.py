@@ -43,9 +43,9 @@ def at_a_glance(claims: pd.DataFrame) -> Figure:
             lines = textwrap.wrap(row["claim"], _LINE, break_on_hyphens=False)
             if len(lines) > 2:
                 lines = [lines[0], textwrap.shorten(" ".join(lines[1:]), _LINE, placeholder=" ...")]
-            ax.text(-8.0, y, where, va="center", fontsize=8, color=GREY)
-            ax.text(-6.95, y, row["id"], va="center", fontsize=8.5, fontweight="bold")
-            ax.text(-6.4, y, "\n".join(lines), va="center", fontsize=7.3, linespacing=1.05, color=INK)
+            ax.text(-8.3, y, where, va="center", fontsize=8, color=GREY)
+            ax.text(-7.25, y, row["id"], va="center", fontsize=8.5, fontweight="bold")
+            ax.text(-6.75, y, "\n".join(lines), va="center", fontsize=7.3, linespacing=1.05, color=INK)
             outcome = Outcome(row["verdict"])
             color, marker, _ = OUTCOMES[outcome]
             x = columns.index(outcome)
@@ -58,7 +58,7 @@ def at_a_glance(claims: pd.DataFrame) -> Figure:
                 x, -0.8, f"{heading}\n{count}", ha="center", va="bottom", fontsize=8, color=color,
                 fontweight="bold", linespacing=1.1,
             )  # fmt: skip
-        ax.set(xlim=(-8.05, 3.5), ylim=(len(claims) - 0.5, -2.2))
+        ax.set(xlim=(-8.35, 3.5), ylim=(len(claims) - 0.5, -2.2))
         ax.axis("off")
         title(figure, f"{len(claims)} claims of the paper and what became of them")
     return figure

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatch
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -88,3 +91,76 @@ def test_the_command_rewrites_or_checks_and_a_check_leaves_timings_out(tables, c
     assert main(["--check", str(path)]) == 1
     assert "run `make readme`" in capsys.readouterr().out
     assert path.read_text() == "<!-- table: t.csv columns=rho --><!-- end -->"
+
+
+# ---- what the committed README promises ---------------------------------------------------------
+
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
+
+
+def test_every_file_of_the_map_exists_and_every_notebook_is_in_it():
+    section = SECTIONS["Figure and table, notebook, output"]
+    rows = [line.split("|")[2:5] for line in section.splitlines() if line.startswith("|")][2:]
+    mentioned = []
+    for notebook, tables, figures in rows:
+        (name,) = re.findall("`(.+?)`", notebook)
+        mentioned.append(name)
+        source = (ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8")
+        for table in re.findall("`(.+?)`", tables):
+            assert (ROOT / "data" / "results" / table).is_file(), table
+            assert Path(table).stem in source, f"{name} does not name {table}"
+        for figure in re.findall("`(.+?)`", figures):
+            assert (ROOT / "figures" / f"{figure}.png").is_file(), figure
+            assert (ROOT / "figures" / f"{figure}.svg").is_file(), figure
+            assert figure in source, f"{name} does not draw {figure}"
+    assert mentioned == sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
+
+
+def test_links_and_images_exist():
+    targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
+    assert len(targets) > 3
+    assert [t for t in targets if "://" not in t and not (ROOT / t).is_file()] == []
+
+
+def test_every_module_is_in_the_reading_order_once():
+    named = re.findall("`([a-z_0-9*]+)`", SECTIONS["Reading the code"])
+    modules = {path.stem for path in (ROOT / "kvcache").glob("*.py")} - {"__init__"}
+    modules |= {path.parent.name for path in (ROOT / "kvcache").glob("*/__init__.py")}
+    plain = [name for name in named if "*" not in name]
+    assert sorted(plain) == sorted(set(plain)), "named twice"
+    assert [name for name in plain if name not in modules] == []
+    patterns = [name for name in named if "*" in name]
+    assert [m for m in sorted(modules - set(plain)) if not any(fnmatch(m, p) for p in patterns)] == []
+
+
+def test_the_examples_run(tmp_path, monkeypatch, capsys):
+    rng = np.random.default_rng(0)
+    count = 2000
+    requests = pd.DataFrame(
+        {
+            "Timestamp": np.sort(rng.uniform(0, 3600, count)),
+            "Model": "ChatGPT",
+            "Request tokens": rng.integers(10, 800, count),
+            "Response tokens": rng.integers(1, 900, count),
+            "Total tokens": 0,
+            "Log Type": "Conversation log",
+        }
+    )
+    requests.to_csv(tmp_path / "requests.csv", index=False)
+    monkeypatch.chdir(tmp_path)
+    examples = re.findall(r"```python\n(.*?)```", SECTIONS["Use it on your own trace"], re.DOTALL)
+    assert len(examples) == 2
+    names: dict[str, object] = {}
+    for example in examples:
+        exec(compile(example, "README.md", "exec"), names)
+    solution, lengths = names["solution"], names["lengths"]
+    assert solution.status == "optimal"
+    assert solution.gap <= 1e-4
+    # W1 with a small radius reserves the fractile, and so does the optimum where memory is plenty
+    fractile = lengths.quantile(10 / 11)
+    assert fractile == np.quantile(requests["Response tokens"], 10 / 11, method="inverted_cdf")
+    printed = capsys.readouterr().out.splitlines()
+    assert float(printed[0]) == float(printed[-1]) == fractile
+    prompt = requests["Request tokens"].mean()
+    assert names["policy"].reservation("chat") == pytest.approx(prompt + fractile, abs=1e-6)
