@@ -563,7 +563,7 @@ def solve(
     time_limit: float | None = None,
     start: Policy | Solution | ArrayLike | None = None,
     reservations: ArrayLike | None = None,
-    max_iterations: int = 100,
+    max_iterations: int = 1000,
     enumerate_up_to: int = 500,
 ) -> Solution:
     """Algorithm 1 (BCD-DRO).
@@ -693,19 +693,16 @@ def _resolve(
                 order += 1
         return best
     seen = {best[0].groups.tobytes()}
-    moving = True
-    while moving:
-        moving = False
-        for z in _neighbours(instance, best[0].groups):
-            if inner.expired():
-                return best
-            if z.tobytes() in seen:
-                continue
-            seen.add(z.tobytes())
-            if inner.relaxed(z, z, best[1].objective) is None:
-                continue
-            found = tried(z, best)
-            if found is not best:
-                best, moving = found, True
-                break
+    for z in _neighbours(instance, policy.groups):
+        if inner.expired():
+            break
+        if z.tobytes() in seen:
+            continue
+        seen.add(z.tobytes())
+        if inner.relaxed(z, z, best[1].objective) is None:
+            continue
+        found = tried(z, best)
+        if found is not best:
+            # Prefixes and reservations follow a move before the next one is sought.
+            return found
     return best
