@@ -117,6 +117,11 @@ def test_every_file_of_the_map_exists_and_every_notebook_is_in_it():
     assert mentioned == sorted(path.stem for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
+def test_no_value_starts_a_line():
+    """Markdown takes a comment at the start of a line for a block of its own, and the sentence breaks."""
+    assert re.findall(r"^ *(?:[-*] )?<!-- value.*", TEXT, re.MULTILINE) == []
+
+
 def test_links_and_images_exist():
     targets = re.findall(r"\]\(([^)#]+)\)", TEXT)
     assert len(targets) > 3
