@@ -22,8 +22,8 @@ model where a request holds its reservation from start to end, and is preempted 
     which it rests, 0.098, of that budget; again `kvcache.engines` has the full rule.
 ``LightLLM``
     The past-future scheduler draws a request's length from those of the requests that finished lately
-    (``PastFutureQueue``, a window of 200). Here every request reserves such a draw: :class:`PastFuture` is
-    a :class:`kvcache.replay.Reserver`, and the optimiser plans with the mean of its draws.
+    (``PastFutureQueue``, a window of 200). Here requests reserve such draws: :class:`PastFuture` is a
+    :class:`kvcache.replay.Reserver`, and the optimiser plans with the mean of its draws.
 """
 
 from __future__ import annotations

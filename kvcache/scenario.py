@@ -32,6 +32,9 @@ VARIANTS = ("full", "-Routing", "-DRO (SAA)", "-Prefix caching")
 #: Boxes that the certified solver may look at for one point.
 NODE_LIMIT = 150
 
+#: Requests of a class that share one decision of an online rule.
+ONLINE_WINDOW = 20
+
 _BUILDERS = {"paper": instances.paper, "ablation": instances.ablation}
 
 
@@ -250,7 +253,9 @@ def point(
         lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
         workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
         for factor in factors:
-            measured = replay(built, policy, workload, reserver=reserver, window=1, preemption_factor=factor)
+            measured = replay(
+                built, policy, workload, reserver=reserver, window=ONLINE_WINDOW, preemption_factor=factor
+            )
             known = {"method": method, "variant": variant, "shift": shift, "factor": factor}
             rows.append({**(labels or {}), **known, **solved, **measured.row()})
     return rows
