@@ -357,7 +357,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--raw", type=Path, default=Path("data/raw"), help="folder for the files (data/raw)")
     parser.add_argument("--all", action="store_true", help="also the files that no digest needs")
-    parser.add_argument("--list", action="store_true", help="list the files and stop")
     parser.add_argument(
         "--timeout", type=float, default=30.0, help="seconds without a byte that count as a stall"
     )
@@ -367,11 +366,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"{unknown[0]!r} is not in data/sources.toml; there are {', '.join(sources.files)}")
     files = [sources.files[name] for name in options.names] or needed_files(sources, options.all)
-    if options.list:
-        for file in files:
-            size = f"{file.bytes:>13,} bytes" if file.bytes else "     size unknown"
-            print(f"{file.name:42} {size}  {' '.join(file.url)}")
-        return 0
     recorded = load_checksums()
     failed = []
     for file in files:

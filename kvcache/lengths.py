@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -66,7 +66,7 @@ class LengthDistribution:
     weights: NDArray[np.float64]
     upper: int
     name: str = ""
-    reconstructed: bool = field(default=False)
+    reconstructed: bool = False
 
     def __post_init__(self) -> None:
         tokens = _whole_numbers(self.tokens, "tokens")
@@ -240,12 +240,13 @@ class LengthDistribution:
         """Standard deviation, tokens."""
         return float(np.sqrt(self.variance))
 
-    def _below(self, x: ArrayLike, side: str) -> NDArray[np.intp]:
-        return np.searchsorted(self.tokens, np.asarray(x, dtype=np.float64), side=side)
+    def _below(self, x: ArrayLike) -> NDArray[np.intp]:
+        """How many atoms are not longer than x."""
+        return np.searchsorted(self.tokens, np.asarray(x, dtype=np.float64), side="right")
 
     def cdf(self, x: ArrayLike) -> NDArray[np.float64] | float:
         """P(xi <= x), for a number or an array."""
-        value = np.concatenate([[0.0], self.cumulative])[self._below(x, "right")]
+        value = np.concatenate([[0.0], self.cumulative])[self._below(x)]
         return float(value) if np.ndim(x) == 0 else value
 
     def quantile(self, p: ArrayLike) -> NDArray[np.int64] | int:
@@ -263,18 +264,16 @@ class LengthDistribution:
 
     def excess(self, eta: ArrayLike) -> NDArray[np.float64] | float:
         """E (xi - eta)^+: expected tokens beyond a reservation of eta, for a number or an array."""
-        value = self._excess(np.asarray(eta, dtype=np.float64))
-        return float(value) if np.ndim(eta) == 0 else value
-
-    def _excess(self, eta: NDArray[np.float64]) -> NDArray[np.float64]:
-        at = self._below(eta, "right")
+        grid = np.asarray(eta, dtype=np.float64)
+        at = self._below(grid)
         above = 1.0 - np.concatenate([[0.0], self.cumulative])[at]
-        return np.maximum(self._partial_means[-1] - self._partial_means[at] - eta * above, 0.0)
+        value = np.maximum(self._partial_means[-1] - self._partial_means[at] - grid * above, 0.0)
+        return float(value) if np.ndim(eta) == 0 else value
 
     def shortfall(self, eta: ArrayLike) -> NDArray[np.float64] | float:
         """E (eta - xi)^+: expected reserved tokens that stay unused, for a number or an array."""
         grid = np.asarray(eta, dtype=np.float64)
-        at = self._below(grid, "right")
+        at = self._below(grid)
         below = np.concatenate([[0.0], self.cumulative])[at]
         value = np.maximum(grid * below - self._partial_means[at], 0.0)
         return float(value) if np.ndim(eta) == 0 else value
@@ -287,7 +286,7 @@ class LengthDistribution:
 
     def renamed(self, name: str) -> LengthDistribution:
         """The same distribution under another name."""
-        return LengthDistribution(self.tokens, self.weights, self.upper, name, self.reconstructed)
+        return replace(self, name=name)
 
     def scale(self, s: float, upper: int | None = None) -> LengthDistribution:
         """Every length times s, rounded half up to whole tokens.
@@ -298,23 +297,20 @@ class LengthDistribution:
             raise ValueError(f"s: {s}; expected a positive number")
         bound = int(np.ceil(s * self.upper)) if upper is None else int(upper)
         tokens = np.minimum(np.floor(self.tokens * s + 0.5).astype(np.int64), bound)
+        return self._with_tokens(tokens, bound)
+
+    def _with_tokens(self, tokens: NDArray[np.int64], upper: int) -> LengthDistribution:
         return LengthDistribution.from_counts(
-            tokens, self.weights, bound, name=self.name, reconstructed=self.reconstructed
+            tokens, self.weights, upper, name=self.name, reconstructed=self.reconstructed
         )
 
     def clip(self, upper: int) -> LengthDistribution:
         """Longer lengths are cut to ``upper`` (a generation limit of max_tokens), which becomes the bound."""
-        return LengthDistribution.from_counts(
-            np.minimum(self.tokens, int(upper)),
-            self.weights,
-            int(upper),
-            name=self.name,
-            reconstructed=self.reconstructed,
-        )
+        return self._with_tokens(np.minimum(self.tokens, int(upper)), int(upper))
 
     def with_upper(self, upper: int) -> LengthDistribution:
         """The same lengths under another support bound, which must not be below the longest of them."""
-        return LengthDistribution(self.tokens, self.weights, upper, self.name, self.reconstructed)
+        return replace(self, upper=upper)
 
     @staticmethod
     def mix(
@@ -375,17 +371,9 @@ class LengthDistribution:
     def summary(self) -> dict[str, float]:
         """Requests, mean, standard deviation, P50, P90, P95, P99, maximum and bound (tokens)."""
         p50, p90, p95, p99 = self.quantile([0.5, 0.9, 0.95, 0.99]).tolist()
-        return {
-            "requests": self.total,
-            "mean": self.mean,
-            "std": self.std,
-            "p50": p50,
-            "p90": p90,
-            "p95": p95,
-            "p99": p99,
-            "max": int(self.tokens[-1]),
-            "upper": self.upper,
-        }
+        quantiles = {"p50": p50, "p90": p90, "p95": p95, "p99": p99}
+        moments = {"requests": self.total, "mean": self.mean, "std": self.std}
+        return {**moments, **quantiles, "max": int(self.tokens[-1]), "upper": self.upper}
 
     def __repr__(self) -> str:
         s = self.summary()

@@ -135,7 +135,8 @@ def embed(source: Path) -> None:
     executed.touch()
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; 1 when a cell fails."""
     parser = argparse.ArgumentParser(prog="python -m kvcache.notebook", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     runner = commands.add_parser("run", help="execute one notebook into build/<profile>")
@@ -143,12 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     runner.add_argument("--profile", choices=PROFILES, default="quick")
     embedder = commands.add_parser("embed", help="put the outputs of the quick run into the notebooks")
     embedder.add_argument("notebooks", type=Path, nargs="+")
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Command line; 1 when a cell fails."""
-    options = _parser().parse_args(arguments)
+    options = parser.parse_args(arguments)
     if options.command == "embed":
         for source in options.notebooks:
             embed(source)

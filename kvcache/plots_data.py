@@ -8,8 +8,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import EngFormatter
 
+from kvcache.fractile import DEFAULT_RADIUS
 from kvcache.plots import CYCLE, GREY, INK, L_MAX, canvas, label_ends, plain_log, style, title
 from kvcache.survey import SHORT
 
@@ -44,7 +45,7 @@ def fig_tails(survival: pd.DataFrame, bounds: pd.DataFrame) -> Figure:
             for ax, (group, names) in zip(row, TRACE_GROUPS.items(), strict=True):
                 for position, name in enumerate(names):
                     part = survival[(survival["trace"] == name) & (survival["field"] == field)]
-                    _survival(ax, part, CYCLE[position])
+                    ax.plot(part["tokens"], part["survival"], color=CYCLE[position], linewidth=1.4)
                     upper = bounds[(bounds["trace"] == name) & (bounds["field"] == field)]["upper"].iloc[0]
                     ax.plot(upper, 1.5e-8, marker="|", color=CYCLE[position], markersize=8, clip_on=False)
                 ax.set_yscale("log")
@@ -68,18 +69,7 @@ def fig_tails(survival: pd.DataFrame, bounds: pd.DataFrame) -> Figure:
 def _token_axis(ax: Axes, ticks: Sequence[float]) -> None:
     """A logarithmic axis of tokens: 100, 1k, 10k, 1M."""
     plain_log(ax, "x", ticks)
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short_number(value)))
-
-
-def _short_number(value: float) -> str:
-    for unit, letter in ((1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:g}{letter}"
-    return f"{value:g}"
-
-
-def _survival(ax: Axes, part: pd.DataFrame, color: str) -> None:
-    ax.plot(part["tokens"], part["survival"], color=color, linewidth=1.4)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def _key(ax: Axes, names: Sequence[str]) -> None:
@@ -106,19 +96,20 @@ def fig_drift_days(days: pd.DataFrame) -> Figure:
         ends = []
         for color, column in zip(CYCLE, ("p99", "p90", "mean", "p50"), strict=False):
             left.plot(days["day"], days[column], color=color, marker="o")
-            ends.append((days[column].iloc[-1], "mean" if column == "mean" else column.upper(), color))
+            ends.append((days[column].iloc[-1], column.replace("p", "P"), color))
         left.set_ylim(0, None)
         left.set_ylabel("output tokens")
         left.set_xlabel("day")
         label_ends(left, ends)
         right.bar(days["day"], days["w1_over_mean"], color=CYCLE[0], width=0.6)
-        _radius(right)
+        radius = _radius(right)
         for day, noise in zip(days["day"], days["noise_over_mean"], strict=True):
             right.hlines(noise, day - 0.3, day + 0.3, color=INK, linewidth=1)
         right.set_xlim(-0.5, days["day"].max() + 0.5)
         right.set_ylim(0, max(0.18, 1.1 * days["w1_over_mean"].max()))
         right.set_xlabel("day")
         right.set_ylabel("$W_1$ to the day before / mean")
+        label_ends(right, [radius])
         title(
             figure,
             "BurstGPT's first week hardly moves from day to day",
@@ -127,18 +118,11 @@ def fig_drift_days(days: pd.DataFrame) -> Figure:
     return figure
 
 
-def _radius(ax: Axes, radius: float = 0.15) -> None:
-    """The paper's default radius, 0.15 of the mean, as a line with its name."""
+def _radius(ax: Axes) -> tuple[float, str, str]:
+    """The paper's default radius as a line; returns its label for `label_ends`."""
+    radius = DEFAULT_RADIUS.radius
     ax.axhline(radius, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    ax.text(
-        0.99,
-        radius,
-        f"ε = {radius:g} mean",
-        transform=ax.get_yaxis_transform(),
-        ha="right",
-        va="bottom",
-        fontsize=8,
-    )
+    return radius, f"ε = {radius:g} mean", INK
 
 
 def fig_drift_fortnight(windows: pd.DataFrame) -> Figure:
@@ -154,18 +138,18 @@ def fig_drift_fortnight(windows: pd.DataFrame) -> Figure:
             ends = []
             for color, column in zip(CYCLE, ("p99", "p90", "mean", "p50"), strict=False):
                 top.step(day, part[column], color=color, where="post", linewidth=1.3)
-                ends.append((part[column].iloc[-1], "mean" if column == "mean" else column.upper(), color))
+                ends.append((part[column].iloc[-1], column.replace("p", "P"), color))
             plain_log(top, "y", (1, 10, 100, 1000))
             top.set_title(SHORT[name])
             bottom.step(day, part["w1_over_mean"], where="post", color=CYCLE[0], linewidth=1.3)
             plain_log(bottom, "y", (0.05, 0.15, 0.5, 1, 2))
             bottom.set_ylim(0.03, 4)
-            bottom.axhline(0.15, color=INK, linewidth=1, linestyle=(0, (4, 3)))
+            radius = _radius(bottom)
             bottom.set_xlabel("day")
             bottom.set_xticks(range(0, 15, 2))
             if name == _SERVEGEN[-1]:
                 label_ends(top, ends)
-                label_ends(bottom, [(0.15, "ε = 0.15 mean", INK)])
+                label_ends(bottom, [radius])
         axes[0, 0].set_ylabel("output tokens")
         axes[1, 0].set_ylabel("$W_1$ to a day before / mean")
         title(

@@ -42,7 +42,7 @@ class PrefixStats:
 
     @property
     def shared_share(self) -> float:
-        """Share of all prompt tokens that lie in leading blocks seen before."""
+        """``shared_tokens`` over ``input_tokens``."""
         return self.shared_tokens / self.input_tokens
 
     @property
@@ -97,15 +97,8 @@ def prefix_stats(
     if len(chains) != lengths.size:
         raise ValueError(f"blocks: {len(chains)} requests; expected {lengths.size} as input_tokens")
     leading = _cached_tokens(chains, lengths, block_tokens, None)
-    by_window = tuple(
-        {
-            "window": int(slot),
-            "requests": int((slots == slot).sum()),
-            "input_tokens": int(lengths[slots == slot].sum()),
-            "shared_tokens": int(leading[slots == slot].sum()),
-        }
-        for slot in np.unique(slots)
-    )
+    columns = {"window": slots, "requests": 1, "input_tokens": lengths, "shared_tokens": leading}
+    by_window = pd.DataFrame(columns).groupby("window", as_index=False).sum().to_dict("records")
     by_cache = tuple(
         {
             "capacity_blocks": int(capacity),
@@ -119,7 +112,7 @@ def prefix_stats(
         int(lengths.sum()),
         int(leading.sum()),
         int((leading > 0).sum()),
-        by_window,
+        tuple(by_window),
         by_cache,
     )
     return stats, leading

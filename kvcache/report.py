@@ -29,14 +29,17 @@ from nbformat import NotebookNode
 from pygments.formatters import HtmlFormatter
 
 from kvcache.files import project_root
-from kvcache.notebook import build_dir
+from kvcache.notebook import build_dir, committed_form
 from kvcache.results import PROFILES, figures_dir, read_table, results_dir, table_path
 
 __all__ = ["build_report", "mathml"]
 
 TITLE = "Robust KV-cache reservation, reproduced"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
-_ALPHABETS = {"double-struck": "DOUBLE-STRUCK", "bold": "BOLD", "script": "SCRIPT", "fraktur": "FRAKTUR"}
+#: Columns of the claims that are listed, and what they are called there.
+_FACTS = {"paper": "paper", "ours": "here", "tolerance": "tolerance", "evidence": "evidence"}
+_FACTS |= {"source": "from", "assumptions": "choices"}
+_ALPHABETS = ("double-struck", "bold", "script", "fraktur")
 
 
 # ---- formulas -------------------------------------------------------------------------------------
@@ -51,7 +54,7 @@ def _styled(letter: str, variant: str) -> str:
     # Unicode had some of the letters before it had the alphabets, under shorter names.
     for prefix in ("MATHEMATICAL ", ""):
         try:
-            return unicodedata.lookup(f"{prefix}{_ALPHABETS[variant]} {kind} {name}")
+            return unicodedata.lookup(f"{prefix}{variant.upper()} {kind} {name}")
         except KeyError:
             continue
     return letter
@@ -107,23 +110,14 @@ class _Exporter(HTMLExporter):
 # ---- pages ----------------------------------------------------------------------------------------
 
 
-def _shown(book: NotebookNode) -> NotebookNode:
-    """The notebook as read: no injected parameters, no progress, and a widget as what stands for it."""
-    book = nbformat.from_dict(book)
+def _readable(executed: NotebookNode) -> NotebookNode:
+    """The notebook as it is committed, and of a widget what stands for it."""
+    book = committed_form(executed)
     book.metadata.pop("widgets", None)
-    book.cells = [cell for cell in book.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
     for cell in book.cells:
-        kept = []
-        for output in cell.get("outputs", []):
-            if output.get("name") == "stderr":
-                continue
-            if _WIDGET in output.get("data", {}):
-                del output.data[_WIDGET]
-                if set(output.data) <= {"text/plain"}:
-                    continue
-            kept.append(output)
-        if cell.cell_type == "code":
-            cell.outputs = kept
+        for output in list(cell.get("outputs", [])):
+            if output.get("data", {}).pop(_WIDGET, None) and set(output.data) <= {"text/plain"}:
+                cell.outputs.remove(output)
     return book
 
 
@@ -210,14 +204,7 @@ def _claims(profile: str) -> str:
     for slug, (_, claim) in zip(slugs, claims.iterrows(), strict=True):
         facts = "".join(
             f"<dt>{label}</dt><dd>{html.escape(claim[name])}</dd>"
-            for name, label in (
-                ("paper", "paper"),
-                ("ours", "here"),
-                ("tolerance", "tolerance"),
-                ("evidence", "evidence"),
-                ("source", "from"),
-                ("assumptions", "choices"),
-            )
+            for name, label in _FACTS.items()
             if claim.get(name)
         )
         items.append(
@@ -297,12 +284,12 @@ def _write(executed: Sequence[Path], profile: str, target: Path) -> None:
     (target / "report.css").write_text(
         style + HtmlFormatter(style="friendly").get_style_defs(".highlight") + "\n"
     )
-    books = {path.stem: _shown(nbformat.read(path, as_version=4)) for path in executed}
+    books = {path.stem: nbformat.read(path, as_version=4) for path in executed}
     menu = [("index.html", "Index"), *((f"{name}.html", name.replace("_", " ")) for name in books)]
     entries = []
     for name, book in books.items():
         try:
-            body, _ = _Exporter().from_notebook_node(book)
+            body, _ = _Exporter().from_notebook_node(_readable(book))
             body = _settle_links(body, project_root() / "notebooks", target, books)
         except (ValueError, FileNotFoundError) as error:
             raise type(error)(f"{name}: {error}") from error

@@ -10,14 +10,11 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvcache.files import atomic_path, output_root, project_root
+from kvcache.files import atomic_path, output_root
 
 __all__ = [
     "PROFILES",
-    "atomic_path",
     "figures_dir",
-    "output_root",
-    "project_root",
     "read_table",
     "results_dir",
     "table_path",

@@ -164,18 +164,17 @@ class Memory(ABC):
 
 @dataclass(frozen=True)
 class Latest(Memory):
-    """The last ``windows`` windows, pooled request by request; all of them for ``None``."""
+    """The last ``windows`` windows, pooled request by request."""
 
-    windows: int | None = 1
+    windows: int = 1
 
     def __post_init__(self) -> None:
-        _at_least("windows", 1 if self.windows is None else self.windows, 1)
+        _at_least("windows", self.windows, 1)
 
     def shares(self, requests: Floats) -> Floats:
         """See `Memory.shares`."""
         kept = requests.copy()
-        if self.windows is not None:
-            kept[: -self.windows] = 0.0
+        kept[: -self.windows] = 0.0
         return kept / kept.sum()
 
 

@@ -22,7 +22,6 @@ __all__ = [
     "first_hours",
     "formats_table",
     "prefix_tables",
-    "quantile_of_length",
     "sampling_noise",
     "sources_table",
     "survival_table",
@@ -150,11 +149,6 @@ def first_hours(name: str) -> pd.DataFrame:
         raise ValueError(f"digest {name!r}: no hours were published")
     table = pd.DataFrame({f"p{100 * p:g}": values for p, values in hours.items()})
     return table.rename_axis("hour").reset_index()
-
-
-def quantile_of_length(length: float, names: Iterable[str]) -> pd.DataFrame:
-    """At which quantile of each trace's output a length lies: trace, share of requests not longer."""
-    return pd.DataFrame([{"trace": name, "not_longer": load_digest(name).cdf(length)} for name in names])
 
 
 def survival_table(

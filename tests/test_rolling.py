@@ -43,7 +43,7 @@ RULES: dict[str, Rule] = {
     "static": Fractile(First(2)),
     "last": Fractile(Latest(1)),
     "day": Fractile(Latest(3)),
-    "all": Fractile(Latest(None)),
+    "all": Fractile(Latest(99)),
     "exponential": Fractile(Exponential(2.0)),
     "blend": Fractile(Blend(Latest(1), SameTime(3), 0.6)),
     "W1": Fractile(Latest(3), Wasserstein1(0.15, relative=True)),
@@ -52,7 +52,7 @@ RULES: dict[str, Rule] = {
     "gradient": OnlineGradient(),
     "conformal": Conformal(Latest(3), 0.1),
     "log odds": LogOdds(season=3),
-    "aggregate": Aggregate((Fractile(Latest(1)), Fractile(Latest(None)), LogOdds())),
+    "aggregate": Aggregate((Fractile(Latest(1)), Fractile(Latest(99)), LogOdds())),
     "adaptive": adaptive(3),
 }
 
@@ -156,7 +156,6 @@ def test_reservations_stay_within_the_support(windows, name, rho):
         (Latest(1), [0, 0, 0, 1]),
         (Latest(2), [0, 0, 0.75, 0.25]),
         (Latest(9), [0.1, 0.5, 0.3, 0.1]),
-        (Latest(None), [0.1, 0.5, 0.3, 0.1]),
         (First(2), [1 / 6, 5 / 6, 0, 0]),
         (First(9), [0.1, 0.5, 0.3, 0.1]),
         (Exponential(1.0), [1 / 15, 2 / 15, 4 / 15, 8 / 15]),

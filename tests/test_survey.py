@@ -116,9 +116,7 @@ def test_drift_summary():
     assert row.tolist() == ["x", "days", 3, 0.2, 0.6, 0.02, pytest.approx(2 / 3), 2]
 
 
-def test_quantile_of_a_length_and_prefixes():
-    table = survey.quantile_of_length(1586, ["burstgpt", "burstgpt-week1"])
-    assert table["not_longer"].tolist() == [load_digest(name).cdf(1586) for name in table["trace"]]
+def test_prefixes():
     windows, caches = survey.prefix_tables("mooncake-conversation")
     assert windows["shared_share"].between(0, 1).all()
     assert (caches["trace"] == "mooncake-conversation").all()
