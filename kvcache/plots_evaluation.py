@@ -412,7 +412,7 @@ def fig_frontier(table: pd.DataFrame, rho: float = 10) -> Figure:
         rows = rows[rows["rejection"] < 1e-3].sort_values("reservation_cost")
         best = rows[rows["p99_s"] <= rows["p99_s"].cummin()]
         ax.step(best["reservation_cost"], best["p99_s"], where="post", color=GREY, linewidth=1)
-        for group in _clusters(np.log(rows[["reservation_cost", "p99_s"]].to_numpy()), 0.06):
+        for group in _clusters(np.log(rows[["reservation_cost", "p99_s"]].to_numpy()), 0.08):
             near = rows.iloc[group]
             for row in near.itertuples():
                 ax.plot(row.reservation_cost, row.p99_s, "o", color=_color(row.method))

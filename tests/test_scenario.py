@@ -1,5 +1,7 @@
 """Scenarios: what is changed, what is left out, and that a row says what was solved and replayed."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -89,7 +91,7 @@ def test_a_row_is_the_solution_and_its_replay():
     lengths = scenario.evaluation(instance, shift=1.5)
     measured = replay(
         instance,
-        solution.policy,
+        scenario.caching(instance, solution.policy),
         Workload.draw(lengths, np.random.default_rng(3), 500),
         preemption_factor=1.0,
     )
@@ -124,6 +126,21 @@ def test_the_search_on_a_given_partition_finds_the_certified_optimum_on_the_best
     fixed = reservations("P95", instance)
     policy = scenario.best_at(instance, solution.policy.groups, fixed)
     np.testing.assert_allclose(policy.reservations - instance.input_tokens, fixed)
+
+
+def test_ties_in_prefix_caching_are_broken_for_less_memory():
+    instance = scenario.build(builder="ablation", arguments={"load": 0.05})
+    solution = optimise("DRO", instance)
+    none = dataclasses.replace(solution.policy, prefix_cache=np.zeros_like(solution.policy.prefix_cache))
+    cached = scenario.caching(instance, none)
+    before, after = evaluate(instance, none), evaluate(instance, cached)
+    assert cached.prefix_cache.any()
+    assert after.objective <= before.objective * (1 + 1e-9)
+    assert after.utilisation.max() < before.utilisation.max() * 1.05
+    # One request per group and less: keeping its prefix would hold more than it saves.
+    idle = scenario.build(builder="ablation", arguments={"load": 0.001})
+    policy = optimise("DRO", idle).policy
+    assert not scenario.caching(idle, policy).prefix_cache.any()
 
 
 def test_unknown_names_are_refused():
