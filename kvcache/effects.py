@@ -45,16 +45,20 @@ Effect = dict[str, Any]
 
 
 def _effect(metric: str, default: str, alternative: str, baseline: float, changed: float) -> Effect:
-    """One row; a number that does not exist (an infinite wait) is missing, and so is its change then."""
-    values = [round(float(v), 9) if np.isfinite(v) else None for v in (baseline, changed)]
-    known = None not in values and values[0] != 0
+    """One row, to the digits that the solver's gap leaves sure.
+
+    A number that does not exist (an infinite wait) is missing, and so is its change then.
+    """
+    both = [float(v) if np.isfinite(v) else None for v in (baseline, changed)]
+    known = None not in both and both[0] != 0
+    shown = [None if v is None else float(f"{v:.4g}") if abs(v) > 1e-9 else 0.0 for v in both]
     return {
         "metric": metric,
         "default": default,
         "alternative": alternative,
-        "baseline": values[0],
-        "changed": values[1],
-        "relative": round(values[1] / values[0] - 1, 9) if known else None,
+        "baseline": shown[0],
+        "changed": shown[1],
+        "relative": round(both[1] / both[0] - 1, 4) if known else None,
     }
 
 
