@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog
 
 from kvcache.ambiguity import (
-    AmbiguitySet,
     Contamination,
     CVaR,
     ScaleShift,
@@ -68,16 +67,18 @@ def all_traces() -> dict[str, LengthDistribution]:
     return {name: load_digest(name) for name in list_digests()["name"]}
 
 
-def reservations(
-    dist: LengthDistribution, rho: float, robust: AmbiguitySet = DEFAULT_RADIUS
-) -> dict[str, float]:
-    """What DRO with the set ``robust``, SAA and each fixed rule reserve (tokens), by policy."""
+def reservations(dist: LengthDistribution, rho: float) -> dict[str, float]:
+    """What DRO at the paper's radius, SAA and each fixed rule reserve (tokens), by policy."""
     costs = Costs(preemption=rho, waste=1.0)
     fixed = {name: min(float(FIXED_RULES[name](dist, costs)), float(dist.upper)) for name in BASELINES}
-    return {"DRO": robust.reservation(dist, rho, 1.0), "SAA": FIXED_RULES["SAA"](dist, costs), **fixed}
+    return {
+        "DRO": DEFAULT_RADIUS.reservation(dist, rho, 1.0),
+        "SAA": FIXED_RULES["SAA"](dist, costs),
+        **fixed,
+    }
 
 
-def table2(traces: Traces, robust: Wasserstein1 = DEFAULT_RADIUS) -> pd.DataFrame:
+def table2(traces: Traces) -> pd.DataFrame:
     """Table II on each trace, after the published one.
 
     Returns
@@ -93,8 +94,8 @@ def table2(traces: Traces, robust: Wasserstein1 = DEFAULT_RADIUS) -> pd.DataFram
     scenario = {row["rho"]: row["scenario"] for row in rows}
     for trace, dist in traces.items():
         for rho in RATIOS:
-            eta = reservations(dist, rho, robust)
-            answer = robust.solve(dist, rho, 1.0)
+            eta = reservations(dist, rho)
+            answer = DEFAULT_RADIUS.solve(dist, rho, 1.0)
             rows.append(
                 {"trace": trace, "scenario": scenario[rho], "rho": rho}
                 | {name: dist.cost(tokens, rho, 1.0) for name, tokens in eta.items()}
@@ -108,9 +109,7 @@ def table2(traces: Traces, robust: Wasserstein1 = DEFAULT_RADIUS) -> pd.DataFram
     return table[order].rename(columns={name: name.lower() for name in [*policies, *order]})
 
 
-def costs_by_ratio(
-    traces: Traces, ratios: Iterable[float] | None = None, robust: Wasserstein1 = DEFAULT_RADIUS
-) -> pd.DataFrame:
+def costs_by_ratio(traces: Traces, ratios: Iterable[float] | None = None) -> pd.DataFrame:
     """Cost of every policy on each trace over a range of cost ratios (Fig. 2).
 
     Returns
@@ -124,9 +123,9 @@ def costs_by_ratio(
     rows = []
     for trace, dist in traces.items():
         for rho in ratios:
-            eta = reservations(dist, rho, robust)
+            eta = reservations(dist, rho)
             best = dist.cost(eta["SAA"], rho, 1.0)
-            regime = str(robust.solve(dist, rho, 1.0).regime)
+            regime = str(DEFAULT_RADIUS.solve(dist, rho, 1.0).regime)
             for policy, tokens in eta.items():
                 cost = dist.cost(tokens, rho, 1.0)
                 rows.append(
@@ -410,7 +409,7 @@ def excess_curves(traces: Traces) -> pd.DataFrame:
 # ---- KV bytes -----------------------------------------------------------------------------------
 
 
-def kv_cache_sizes(models: Sequence[str] = ("70B-MHA", "Llama-3-70B", "Llama-3-8B")) -> pd.DataFrame:
+def kv_cache_sizes() -> pd.DataFrame:
     """KV cache per token of the model presets, in decimal and binary megabytes.
 
     Returns
@@ -418,7 +417,7 @@ def kv_cache_sizes(models: Sequence[str] = ("70B-MHA", "Llama-3-70B", "Llama-3-8
     DataFrame
         model, layers, kv_heads, head_size, bytes_per_token, mb_per_token, mib_per_token.
     """
-    presets = [Model.preset(name) for name in models]
+    presets = [Model.preset(name) for name in ("70B-MHA", "Llama-3-70B", "Llama-3-8B")]
     return pd.DataFrame(
         {
             "model": [m.name for m in presets],
