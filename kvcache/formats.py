@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,8 @@ class Format:
 
     def sources(self) -> list[str]:
         """The file's columns that are read, each once, in tidy order."""
-        names: list[str] = []
-        for source in self.columns.values():
-            names.extend([source] if isinstance(source, str) else source)
-        return list(dict.fromkeys(names))
+        several = ((source,) if isinstance(source, str) else source for source in self.columns.values())
+        return list(dict.fromkeys(chain.from_iterable(several)))
 
     def mapped(self, mapping: Mapping[str, Any], unit: str | None) -> Format:
         """This format with single columns replaced; a column mapped to None is not read."""
@@ -196,11 +195,13 @@ class Head:
             return FORMATS["sharegpt"]
         columns = self.columns()
         for known in FORMATS.values():
-            if known.generic or known.container != self.container or not set(known.sources()) <= set(columns):
-                continue
-            return (
-                FORMATS["azure-2024"] if known.name == "azure-2023" and self._first_date_has_zone() else known
-            )
+            if (
+                known.container == self.container
+                and not known.generic
+                and set(known.sources()) <= set(columns)
+            ):
+                zone = known.name == "azure-2023" and self._first_date_has_zone()
+                return FORMATS["azure-2024"] if zone else known
         generic = FORMATS[self.container]
         if columns and not mapping and not set(generic.sources()) <= set(columns):
             known_names = ", ".join(name for name, known in FORMATS.items() if not known.generic)

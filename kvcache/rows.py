@@ -236,13 +236,11 @@ def _parquet_rows(path: Path, layout: Format) -> Iterator[RawRows]:
     sources = layout.sources()
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_PARQUET_ROWS, columns=sources):
-            columns = {}
-            for source in sources:
-                column = batch.column(source)
-                columns[source] = (
-                    column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-                )
-            yield RawRows(columns, batch.num_rows)
+            columns = {source: batch.column(source) for source in sources}
+            plain = {
+                s: c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for s, c in columns.items()
+            }
+            yield RawRows(plain, batch.num_rows)
 
 
 def _sharegpt_rows(

@@ -198,10 +198,11 @@ def _quantile_counts(distribution: LengthDistribution, published: PublishedQuant
 
 
 def _write(source: DigestSource, reduced: _Reduced) -> Path:
-    fields = [name for name in _FIELDS if (reduced.counts["field"] == name).any()]
-    frame = reduced.counts.assign(
-        field=pd.Categorical(reduced.counts["field"], categories=fields),
-        **{"class": pd.Categorical(reduced.counts["class"], categories=sorted(set(reduced.counts["class"])))},
+    counts = reduced.counts
+    fields = [name for name in _FIELDS if (counts["field"] == name).any()]
+    frame = counts.assign(
+        field=pd.Categorical(counts["field"], fields),
+        **{"class": pd.Categorical(counts["class"], sorted(set(counts["class"])))},
     ).sort_values(_KEYS, ignore_index=True)
     output = frame[frame["field"] == "output"]
     windows = int(output["window"].max()) + 1
@@ -225,15 +226,11 @@ def _write(source: DigestSource, reduced: _Reduced) -> Path:
         "reconstructed": reduced.reconstructed,
         **({"prefix_stats": asdict(reduced.prefix)} if reduced.prefix else {}),
     }
-    table = pa.table(
-        {
-            "field": frame["field"],
-            "class": frame["class"],
-            "window": frame["window"].to_numpy(np.int32),
-            "tokens": frame["tokens"].to_numpy(np.int32),
-            "requests": frame["requests"].to_numpy(np.int64),
-        }
-    ).replace_schema_metadata({METADATA: json.dumps(facts, separators=(",", ":"))})
+    integers = {"window": np.int32, "tokens": np.int32, "requests": np.int64}
+    columns = {name: frame[name].to_numpy(kind) for name, kind in integers.items()}
+    table = pa.table({"field": frame["field"], "class": frame["class"], **columns}).replace_schema_metadata(
+        {METADATA: json.dumps(facts, separators=(",", ":"))}
+    )
     sizes = [int((frame["field"] == name).sum()) for name in fields]
     content = _parquet_bytes(table, sizes)
     path = digests_dir() / f"{source.name}.parquet"
