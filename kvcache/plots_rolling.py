@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import product
 
 import matplotlib as mpl
 import numpy as np
@@ -84,11 +85,7 @@ def figure_5b(table: pd.DataFrame) -> Figure:
     part = table[(table["set"] == "W1") & (table["radius"] == table["radius"].iloc[0])]
     return _maps(
         part,
-        [
-            (digest, baseline)
-            for digest in pd.unique(part["digest"])
-            for baseline in pd.unique(part["baseline"])
-        ],
+        list(product(pd.unique(part["digest"]), pd.unique(part["baseline"]))),
         ("digest", "baseline"),
         columns=part["baseline"].nunique(),
         name=lambda digest, baseline: f"{digest}: against {baseline}",
@@ -118,7 +115,17 @@ def robust_regions(table: pd.DataFrame, digest: str) -> Figure:
     )
 
 
-def _maps(part, panels, keys, *, columns, name, heading, note) -> Figure:
+def _maps(
+    part: pd.DataFrame,
+    panels: Sequence[tuple],
+    keys: tuple[str, str],
+    *,
+    columns: int,
+    name: Callable[..., str],
+    heading: str,
+    note: str,
+) -> Figure:
+    """One map of ``advantage`` (%) over rho and shift per panel, a pair of values of the two ``keys``."""
     rows = -(-len(panels) // columns)
     with style():
         figure, axes = canvas(rows, columns, height=0.9 + 2.0 * rows)
@@ -132,16 +139,8 @@ def _maps(part, panels, keys, *, columns, name, heading, note) -> Figure:
             ax.imshow(shown, cmap="RdBu", vmin=-100, vmax=100, aspect="auto", origin="lower")
             for (i, j), value in np.ndenumerate(shown):
                 text = f"{value:.0f}" if abs(value) >= 0.5 else "0"
-                dark = abs(value) > 65
-                ax.text(
-                    j,
-                    i,
-                    text,
-                    ha="center",
-                    va="center",
-                    fontsize=6.5 if grid.shape[1] < 10 else 4.5,
-                    color="white" if dark else INK,
-                )
+                look = {"fontsize": 6.5 if grid.shape[1] < 10 else 4.5, "ha": "center", "va": "center"}
+                ax.text(j, i, text, color="white" if abs(value) > 65 else INK, **look)
             ax.set_xticks(range(grid.shape[1]), [f"{s:g}" for s in grid.columns])
             ax.set_yticks(range(grid.shape[0]), [f"{r:g}" for r in grid.index])
             ax.set_title(name(*panel), fontsize=8.5)
