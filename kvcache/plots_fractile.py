@@ -312,7 +312,8 @@ def critical_radius(table: pd.DataFrame, default: float) -> Figure:
         title(
             figure,
             f"Where the default radius, {default:g} × mean, changes the reservation at all",
-            f"Outlined: S is below the default, and DRO has left the fractile. In brackets: {L_MAX} (tokens).",
+            "Outlined: S is below the default, and DRO has left the fractile. "
+            f"In brackets: {L_MAX} (tokens).",
         )
     return figure
 
