@@ -33,7 +33,6 @@ from scipy.optimize import LinearConstraint, milp
 
 from kvcache.ambiguity import Wasserstein1
 from kvcache.instance import Instance
-from kvcache.miblp import samples, utilisation_bounds
 from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
 from kvcache.relaxation import Box, Data, Point, Relaxation
 
@@ -144,7 +143,7 @@ class _Block1:
         self.data = Data.of(instance, None if fixed is None else instance.input_tokens + fixed)
         self.root = Box.root(self.data)
         self.best_eta = instance.unconstrained_reservations()
-        top = utilisation_bounds(instance)
+        top = instance.utilisation_bounds
         self.longest_waits = instance.queueing_factors * top / (1 - top)
         if literal:
             self._make_dual()
@@ -168,7 +167,7 @@ class _Block1:
     def _make_dual(self) -> None:
         """(8c)-(8g): columns eta (I), then gamma_i and theta_{i,n} class by class, as rows @ x <= upper."""
         x, c_p, c_w = self.instance, self.instance.costs.preemption, self.instance.costs.waste
-        drawn = [samples(c.output) for c in x.classes]
+        drawn = [c.output.samples() for c in x.classes]
         classes = len(drawn)
         rows, columns, values, upper = [], [], [], []
         cost, owner = [], []

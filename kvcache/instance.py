@@ -29,6 +29,9 @@ __all__ = ["Costs", "Instance", "RequestClass"]
 
 Floats = NDArray[np.float64]
 
+# Utilisation stays below this, so that waits stay finite where there is no headroom.
+_MAX_UTILISATION = 0.9999
+
 
 def _check(condition: bool, what: str, found: object, expected: str) -> None:
     if not condition:
@@ -227,6 +230,12 @@ class Instance:
         per_token = np.array([k.decode_s_per_token for k in self.configs])
         second = self.service_times**2 + variances[:, None] * per_token[None, :] ** 2
         return mean_residual(share @ self.service_times, share @ second)
+
+    @cached_property
+    def utilisation_bounds(self) -> Floats:
+        """(K,) the largest v_k that (6e) allows: 1/(1 + kappa), more where cached prefixes take memory."""
+        prefixes = np.minimum(self.prefix_tokens.sum() / self.kv_tokens, 1.0)
+        return np.minimum((1 + self.headroom * prefixes) / (1 + self.headroom), _MAX_UTILISATION)
 
     # ---- reservation cost ---------------------------------------------------------------------
 

@@ -341,6 +341,16 @@ class LengthDistribution:
         """n independent lengths (tokens) by inversion of the CDF, one uniform number each."""
         return self.tokens[np.searchsorted(self.cumulative, rng.random(n), side="right")]
 
+    def samples(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """One length and one probability per sample: (N,) tokens and (N,) shares.
+
+        Weights that are whole numbers are counts of samples; others stand for one sample per atom.
+        """
+        if np.any(self.weights != np.round(self.weights)):
+            return self.tokens.astype(float), self.probabilities
+        lengths = np.repeat(self.tokens, self.weights.astype(np.int64)).astype(float)
+        return lengths, np.full(lengths.size, 1.0 / lengths.size)
+
     # ---- distances ----------------------------------------------------------------------------
 
     def total_variation(self, other: LengthDistribution) -> float:

@@ -26,37 +26,16 @@ from pyomo.contrib.solver.common.results import TerminationCondition
 
 from kvcache.ambiguity import Wasserstein1
 from kvcache.instance import Instance
-from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate, repaired
 
-__all__ = ["SOLVERS", "build", "samples", "solve"]
+__all__ = ["SOLVERS", "build", "solve"]
 
 #: Pyomo's interface to each solver.
 SOLVERS = {"scip": "scip_direct", "gurobi": "gurobi_direct_minlp"}
 
-# Utilisation stays below this, so that waits stay finite where there is no headroom.
-_MAX_UTILISATION = 0.9999
 # First tangents of each WC_i in the compact form.
 _FIRST_CUTS = 12
 _MAX_ROUNDS = 30
-
-
-def samples(dist: LengthDistribution) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """One length and one probability per sample: (N,) tokens and (N,) shares.
-
-    Weights that are whole numbers are counts of samples; others stand for one sample per atom.
-    """
-    if np.any(dist.weights != np.round(dist.weights)):
-        return dist.tokens.astype(float), dist.probabilities
-    lengths = np.repeat(dist.tokens, dist.weights.astype(np.int64)).astype(float)
-    return lengths, np.full(lengths.size, 1.0 / lengths.size)
-
-
-def utilisation_bounds(instance: Instance) -> NDArray[np.float64]:
-    """(K,) the largest v_k that (6e) allows: 1/(1 + kappa), and more where cached prefixes take memory."""
-    kappa = instance.headroom
-    prefixes = np.minimum(instance.prefix_tokens.sum() / instance.kv_tokens, 1.0)
-    return np.minimum((1 + kappa * prefixes) / (1 + kappa), _MAX_UTILISATION)
 
 
 def build(instance: Instance, *, compact: bool = False, cuts: int = _FIRST_CUTS) -> pyo.ConcreteModel:
@@ -79,7 +58,7 @@ def build(instance: Instance, *, compact: bool = False, cuts: int = _FIRST_CUTS)
     loads, service = instance.offered_loads, instance.service_times
     rates, inputs, longest = instance.arrival_rates, instance.input_tokens, instance.max_output_tokens
     phi = instance.queueing_factors
-    top = utilisation_bounds(instance)
+    top = instance.utilisation_bounds
 
     m = pyo.ConcreteModel(instance.name or "joint")
     m.I = pyo.RangeSet(0, len(instance.classes) - 1)
@@ -159,7 +138,7 @@ def add_cut(m: pyo.ConcreteModel, instance: Instance, i: int, eta: float) -> Non
 def _add_dual(m: pyo.ConcreteModel, instance: Instance) -> None:
     """(8c)-(8g): gamma_i and one theta per sample."""
     c_p, c_w = instance.costs.preemption, instance.costs.waste
-    drawn = [samples(c.output) for c in instance.classes]
+    drawn = [c.output.samples() for c in instance.classes]
     m.N = pyo.Set(initialize=[(i, n) for i in m.I for n in range(drawn[i][0].size)], dimen=2)
     # The slope of Q bounds the price of transport.
     m.gamma = pyo.Var(m.I, bounds=(0, max(c_p, c_w)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from numpy.typing import ArrayLike
 
-from kvcache import bcd, certify, miblp
+from kvcache import bcd, certify
 from kvcache.instance import Instance
 from kvcache.policy import Policy, Solution
 
@@ -64,5 +64,7 @@ def solve(
             raise ValueError(
                 "start: method 'miblp' takes none; use 'certified' or 'bcd' to start from a policy"
             )
+        from kvcache import miblp  # here, because Pyomo takes seconds to import
+
         return miblp.solve(instance, time_limit=time_limit, gap=gap, reservations=reservations, **options)
     raise ValueError(f"method is {method!r}; expected one of {METHODS}")

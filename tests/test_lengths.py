@@ -334,3 +334,12 @@ def test_requests_cost_nothing():
     assert dist.total == 4096 * 44e6
     assert dist.tokens.size == 4096
     assert dist.mean == pytest.approx(2047.5)
+
+
+def test_one_sample_per_request_of_a_trace():
+    lengths, shares = LengthDistribution.from_counts([3, 7], [1, 3]).samples()
+    np.testing.assert_array_equal(lengths, [3, 7, 7, 7])
+    np.testing.assert_array_equal(shares, [0.25] * 4)
+    lengths, shares = LengthDistribution.from_counts([3, 7], [0.5, 1.5]).samples()
+    np.testing.assert_array_equal(lengths, [3, 7])
+    np.testing.assert_array_equal(shares, [0.25, 0.75])

@@ -3,17 +3,8 @@ import pytest
 from scipy.optimize import minimize
 from solver_cases import case
 
-from kvcache import CVaR, LengthDistribution, Wasserstein1, evaluate, instances, miblp, solve
+from kvcache import CVaR, Wasserstein1, evaluate, instances, miblp, solve
 from kvcache.policy import Policy
-
-
-def test_one_sample_per_request_of_a_trace():
-    lengths, shares = miblp.samples(LengthDistribution.from_counts([3, 7], [1, 3]))
-    np.testing.assert_array_equal(lengths, [3, 7, 7, 7])
-    np.testing.assert_array_equal(shares, [0.25] * 4)
-    lengths, shares = miblp.samples(LengthDistribution.from_counts([3, 7], [0.5, 1.5]))
-    np.testing.assert_array_equal(lengths, [3, 7])
-    np.testing.assert_array_equal(shares, [0.25, 0.75])
 
 
 def test_the_literal_form_has_a_theta_per_sample_and_the_compact_form_none():
@@ -30,7 +21,7 @@ def test_the_literal_form_has_a_theta_per_sample_and_the_compact_form_none():
 
 def test_utilisation_bound_covers_full_groups_with_prefixes():
     x = case("prefix", 0)
-    top = miblp.utilisation_bounds(x)
+    top = x.utilisation_bounds
     rng = np.random.default_rng(0)
     for _ in range(200):
         delta = rng.random((2, 2)) < 0.7
