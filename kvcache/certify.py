@@ -30,6 +30,8 @@ Progress = Callable[[float, float, int], None]
 INTEGRAL = 1e-6
 # Splits tried on the relaxation per box, and trials of one split after which its record is trusted.
 TRIED = 4
+# Splits that a first look at some groups goes down.
+DEPTH = 6
 RELIABLE = 2
 
 
@@ -70,6 +72,7 @@ class _Search:
     current: _Node | None = None
     pruned: float = np.inf
     tried: set[tuple[int, ...]] = field(default_factory=set)
+    seen: set[tuple[int, ...]] = field(default_factory=set)
     pool: Tangents = field(default_factory=dict)
     models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
     records: dict[tuple, list[Floats]] = field(default_factory=dict)
@@ -113,7 +116,7 @@ class _Search:
         self.offer(polish(data, policy, steps=6 if quick else 10, precision=0.05 * self.gap))
 
     def try_groups(self, z: Floats) -> None:
-        """Search at fixed groups, once, unless their relaxation says that nothing better is there."""
+        """Search at fixed groups, once: down the better children, while they may hold something better."""
         key = tuple(z.astype(int).tolist())
         if key in self.tried:
             return
@@ -122,28 +125,91 @@ class _Search:
         if box is None:
             return
         relaxation = self.model(box)
-        self.load(relaxation, box)
-        point = relaxation.solve(self.cutoff, rounds=3, precision=self.gap / 10)
-        if point is not None:
-            self.from_point(point, z)
+        boxes = [box]
+        for _ in range(DEPTH):
+            found = []
+            for box in boxes:
+                self.load(relaxation, box)
+                point = relaxation.solve(self.cutoff, rounds=3, precision=self.gap / 10)
+                if point is not None:
+                    found.append((point.bound, len(found), point, box))
+            if not found:
+                return
+            _, _, point, box = min(found)
+            self.from_point(point, z, quick=box is not boxes[0])
+            branches = self.branches(box, point)
+            if not branches:
+                return
+            split = max(branches, key=lambda b: b.worth)
+            boxes = [t for child in split.children if (t := child.tightened(self.data)) is not None]
 
-    def roundings(self, point: Point) -> list[Floats]:
-        """Whole groups near the relaxed ones, within the budget."""
+    def roundings(self, relaxed: Floats) -> list[Floats]:
+        """Whole groups near the relaxed ones, within the budget; also near multiples that use more of it.
+
+        The relaxation sees little of the waiting, so it deploys less than pays.
+        """
         n, budget = self.data.instance.group_gpus, self.data.instance.gpus
-        found = []
-        for start in (np.floor(point.z + INTEGRAL), np.round(point.z), np.ceil(point.z - INTEGRAL)):
-            z = start.copy()
-            # Take away what is least wanted, then give what is most wanted.
-            while n @ z > budget:
-                over = np.where(z > 0, z - point.z, -np.inf)
-                z[int(np.argmax(over))] -= 1
-            wish = point.z - z
-            for k in np.argsort(-wish, kind="stable"):
-                if wish[k] > INTEGRAL and n @ z + n[k] <= budget:
-                    z[k] += 1
-            if not any(np.array_equal(z, other) for other in found):
-                found.append(z)
+        found: list[Floats] = []
+        most = max(budget / max(float(n @ relaxed), 1e-9), 1.0)
+        for factor in (1.0, min(1.3, most), np.sqrt(most), most):
+            wanted = np.minimum(relaxed * factor, self.root.zu)
+            for start in (np.floor(wanted + INTEGRAL), np.round(wanted), np.ceil(wanted - INTEGRAL)):
+                z = start.copy()
+                # Take away what is least wanted, then give what is most wanted.
+                while n @ z > budget:
+                    z[int(np.argmax(np.where(z > 0, z - wanted, -np.inf)))] -= 1
+                for k in np.argsort(z - wanted, kind="stable"):
+                    if wanted[k] - z[k] > INTEGRAL and n @ z + n[k] <= budget:
+                        z[k] += 1
+                if not any(np.array_equal(z, other) for other in found):
+                    found.append(z)
         return found
+
+    def neighbours(self, z: Floats) -> list[Floats]:
+        """Groups near z: more where the budget allows, one exchanged for others or the reverse, one less."""
+        instance = self.data.instance
+        n, spare = instance.group_gpus, instance.gpus - instance.group_gpus @ z
+        useful = np.flatnonzero((z > 0) | ~self.data.better.any(axis=0))
+        unit = np.eye(z.size)
+        used = np.flatnonzero(z > 0)
+        more = [
+            z + count * unit[k]
+            for k in useful
+            for count in sorted({spare // n[k], (spare // n[k] + 1) // 2, 1}, reverse=True)
+            if 0 < count <= spare // n[k]
+        ]
+        exchanged = []
+        for k in used:
+            for j in useful[useful != k]:
+                one = (spare + n[k]) // n[j]
+                exchanged += [z - unit[k] + count * unit[j] for count in sorted({1, one}) if 0 < count <= one]
+                several = -((spare - n[j]) // n[k])
+                if 1 < several <= z[k]:
+                    exchanged.append(z - several * unit[k] + unit[j])
+        return more + exchanged + [z - unit[k] for k in used]
+
+    def explore(self) -> None:
+        """Descend from the best policy over neighbouring groups, each seen once, until none is better."""
+        data = self.data
+        improved = True
+        while improved:
+            improved = False
+            best = self.best
+            eta = best.reservations - data.instance.input_tokens
+            for z in self.neighbours(best.groups.astype(float)):
+                key = tuple(z.astype(int).tolist())
+                if key in self.seen or time.perf_counter() > self.deadline:
+                    continue
+                self.seen.add(key)
+                policy = polish(
+                    data, fit(data, z, eta, best.routing, best.prefix_cache), steps=3, precision=self.gap
+                )
+                before = self.value
+                self.offer(policy)
+                if self.value < before:
+                    self.offer(polish(data, policy, precision=0.05 * self.gap))
+                    improved = True
+                    break
 
     # ---- branching ----------------------------------------------------------------------------
 
@@ -233,8 +299,9 @@ class _Search:
             # Against the Lagrangian: cost and memory of the mean less those of each.
             worth = instance.arrival_rates[i] * (point.pi[i, used] @ (values[-1] - values[:-1]))
             worth += float((point.pi[i, used] * price) @ (mean - etas))
-            if worth > 0:
-                split(("e", i), float(worth), box.with_("eu", i, mean), box.with_("el", i, mean))
+            # Equal costs and prices of zero do not mean that the mean fits where memory is full.
+            worth = max(float(worth), 1e-9 * abs(point.bound))
+            split(("e", i), worth, box.with_("eu", i, mean), box.with_("el", i, mean))
         return out
 
     def model(self, box: Box) -> Relaxation:
@@ -315,8 +382,12 @@ class _Search:
         if whole:
             self.from_point(point, np.round(point.z), quick=True)
         if whole or self.nodes % 10 == 0:
-            for z in self.roundings(point):
+            before = self.value
+            near = [np.round(point.z)] if whole and self.nodes else self.roundings(point.z)
+            for z in near:
                 self.try_groups(z)
+            if self.value < before and self.value > bound + self.gap * abs(self.value):
+                self.explore()
         if whole and not box.fixed:
             boxes = [(child, bound) for child in self.around(box, np.round(point.z))]
         else:
@@ -326,7 +397,7 @@ class _Search:
                 # Nothing is left that a split could improve: the bound, with all its cuts, is final.
                 self.from_point(point, np.round(point.z))
                 self.load(relaxation, box)
-                final = relaxation.solve(rounds=100, precision=self.gap / 100)
+                final = relaxation.solve(rounds=30, precision=self.gap / 100)
                 self.pruned = min(self.pruned, bound if final is None else max(bound, final.bound))
                 return []
             boxes = self.choose(box, bound, basis, branches)

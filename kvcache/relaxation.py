@@ -49,7 +49,7 @@ INF = highspy.kHighsInf
 
 # Utilisation beyond which the tangents of the wait become too steep for floating point: the bound stays
 # valid there, only weaker.
-STEEPEST = 0.98
+STEEPEST = 0.995
 # Reduced costs and dual values are trusted up to this share of the scaled objective (about 1e4).
 MARGIN = 1e-7
 
@@ -765,24 +765,23 @@ class Relaxation:
             mine = take & (i == c)
             found.append((active[mine], etas[mine], *self.data.cut(c, etas[mine])))
         steep, products = [], []
+        instance = self.data.instance
+        prices = instance.costs.slo * instance.queueing_factors * (rates @ point.pi)
         for k in np.unique(self.pair_config[self.has_q]).tolist():
             v = min(float(point.v[k]), STEEPEST)
-            price = float((point.tardy_price * point.pi[:, k]).sum()) * self._wait_cost(k)
-            if (
-                v / (1 - v) - point.wait[k] > 1e-5 * (1 + point.wait[k])
-                and price * (v / (1 - v) - point.wait[k]) > 0.02 * tolerance
-            ):
+            low = prices[k] * (v / (1 - v) - point.wait[k])
+            if low > 0.02 * tolerance and ("w", k, v) not in self._known:
                 steep.append((k, v))
-                worth += price * (v / (1 - v) - point.wait[k])
+                worth += low
             if point.z[k] > 1e-7:
                 v = min(float(point.load[k] / point.z[k]), STEEPEST)
                 pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
                 left = float(self._product[pairs] @ x[self.q[pairs]])
                 missing = point.z[k] * v * v / (1 - v) - left
-                if missing > 1e-5 * (1 + left):
+                if missing > 1e-4 * (1e-3 + left) and ("g", k, v) not in self._known:
                     products.append((k, v))
                     worth += tolerance
-        if worth <= tolerance:
+        if worth < tolerance:
             return False
         if found:
             pairs, etas, values, slopes = (np.concatenate(parts) for parts in zip(*found, strict=True))
@@ -793,6 +792,3 @@ class Relaxation:
         self._wait_cuts(steep)
         self._product_cuts(products)
         return True
-
-    def _wait_cost(self, k: int) -> float:
-        return float(self.data.instance.queueing_factors[k] / self.data.instance.latency_slos.min())
