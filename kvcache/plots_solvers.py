@@ -90,7 +90,7 @@ def growth(table: pd.DataFrame) -> Figure:
             plain_log(ax, "x", values)
             if max(values) > 1e5:
                 ax.set_xticks(
-                    values, [f"{v:.0e}".replace("e+0", "e") if v > 1e4 else f"{v:,}" for v in values]
+                    values, [f"{v:.0e}".replace("e+0", "e") if v > 1e3 else f"{v:,}" for v in values]
                 )
             plain_log(ax, "y", (0.01, 0.1, 1, 10, 100))
             ax.set_xlabel(axis + (" per class" if axis == "samples" else ""))
