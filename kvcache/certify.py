@@ -299,8 +299,10 @@ class _Search:
             # Against the Lagrangian: cost and memory of the mean less those of each.
             worth = instance.arrival_rates[i] * (point.pi[i, used] @ (values[-1] - values[:-1]))
             worth += float((point.pi[i, used] * price) @ (mean - etas))
-            # Equal costs and prices of zero do not mean that the mean fits where memory is full.
-            worth = max(float(worth), 1e-9 * abs(point.bound))
+            # Prices of zero do not mean that the mean fits where a group is full.
+            more = data.per_token[i, used] * point.pi[i, used] * np.maximum(mean - etas, 0.0)
+            full = point.load[used] + more > 0.98 * (point.z * box.vu)[used]
+            worth = max(float(worth), (1e-9 + 0.1 * float(more[full].sum())) * abs(point.bound))
             split(("e", i), worth, box.with_("eu", i, mean), box.with_("el", i, mean))
         return out
 

@@ -1,0 +1,328 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solver_cases import KINDS, case, shows
+
+from kvcache import Costs, Instance, LengthDistribution, Policy, RequestClass, ServingConfig, Wasserstein1
+from kvcache import certify as module
+from kvcache.certify import certify
+from kvcache.miblp import solve as general
+from kvcache.policy import evaluate
+from kvcache.polish import fit, polish
+from kvcache.relaxation import Box, Data, Relaxation
+
+
+def contains(data, policy):
+    """Whether the rules that lose no optimum leave this policy in the root box's relaxation."""
+    u, z = data.instance.offered_loads, policy.groups
+    per_group = np.where(z > 0, u * policy.routing / np.maximum(z, 1), 0.0)
+    headroom = 1 + data.instance.headroom
+    useful = data.prefix_useful & (z > 0)
+    return bool(
+        np.all(headroom * per_group[policy.prefix_cache] >= 1)
+        and np.all(per_group[useful & ~policy.prefix_cache] <= 1)
+    )
+
+
+def random_policy(data, rng):
+    """A feasible policy that follows the rules on prefixes and configurations."""
+    instance = data.instance
+    classes, configs = instance.offered_loads.shape
+    z = np.zeros(configs)
+    while True:
+        fits = np.flatnonzero(instance.group_gpus @ z + instance.group_gpus <= instance.gpus)
+        if fits.size == 0 or (z.any() and rng.random() < 0.2):
+            break
+        z[rng.choice(fits)] += 1
+    pi = rng.dirichlet(np.ones(configs + 1), size=classes)[:, :configs] * (z > 0)
+    eta = data.low + rng.random(classes) * (data.high - data.low)
+    return fit(data, z, eta, pi, (rng.random((classes, configs)) < 0.5) & data.prefix_useful)
+
+
+def brute_force(instance, steps):
+    """The best policy over all groups and prefix decisions and a grid of routings and reservations.
+
+    Two classes and two configurations; every grid point is brought into the constraints by `fit`.
+    """
+    data = Data.of(instance)
+    best = None
+    shares = [s for s in itertools.product(np.linspace(0, 1, steps), repeat=2) if sum(s) <= 1 + 1e-9]
+    etas = [np.linspace(0.7 * high, high, 2) for high in data.high]
+    groups = itertools.product(*(range(m + 1) for m in instance.max_groups))
+    for z in (np.array(g, dtype=float) for g in groups if instance.group_gpus @ g <= instance.gpus):
+        cached = [[False, True] if useful else [False] for useful in (data.prefix_useful & (z > 0)).ravel()]
+        for delta in itertools.product(*cached):
+            for pi in itertools.product(shares, repeat=2):
+                for eta in itertools.product(*etas):
+                    policy = fit(data, z, np.array(eta), np.array(pi), np.array(delta).reshape(2, 2))
+                    cost = evaluate(instance, policy).objective
+                    if best is None or cost < best[0]:
+                        best = cost, policy
+    return polish(data, best[1])
+
+
+@pytest.mark.parametrize("kind", ["memory", "queue", "rejection"])
+def test_equals_brute_force_on_two_classes_and_two_configurations(kind):
+    x = case(kind, 4, gpus=2)
+    found = certify(x, gap=1e-5)
+    best = evaluate(x, brute_force(x, 3)).objective
+    assert found.lower_bound <= best
+    assert found.objective == pytest.approx(best, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [21, 22])
+def test_agrees_with_scip(kind, seed):
+    x = case(kind, seed, classes=2 + seed % 2, gpus=3 + seed % 2)
+    if seed == 22:
+        x = x.replace(headroom=0.0)
+    ours = certify(x, gap=5e-5)
+    theirs = general(x, solver="scip", compact=True, gap=1e-6, time_limit=2)
+    assert ours.status == "optimal"
+    assert ours.lower_bound <= theirs.objective * (1 + 1e-6)
+    assert theirs.lower_bound <= ours.objective * (1 + 1e-6)
+    result = evaluate(x, ours.policy)
+    assert result.feasible
+    assert result.objective == ours.objective
+
+
+def test_every_kind_of_instance_is_seen():
+    for kind in KINDS:
+        assert any(shows(kind, x, certify(x).policy) for x in (case(kind, seed) for seed in range(3))), kind
+
+
+@settings(deadline=None, max_examples=15)
+@given(kind=st.sampled_from(sorted(KINDS)), seed=st.integers(0, 10_000))
+def test_the_bound_is_below_random_policies(kind, seed):
+    x = case(kind, seed)
+    solution = certify(x, gap=1e-3, node_limit=60)
+    rng = np.random.default_rng(seed)
+    data = Data.of(x)
+    for _ in range(20):
+        policy = polish(data, random_policy(data, rng), steps=2)
+        assert evaluate(x, policy).objective >= solution.lower_bound * (1 - 1e-9)
+
+
+@settings(deadline=None, max_examples=15)
+@given(kind=st.sampled_from(sorted(KINDS)), seed=st.integers(0, 10_000))
+def test_the_relaxation_on_a_box_is_below_the_policies_in_it(kind, seed):
+    """A box around one policy: the linear program must not exceed that policy's cost."""
+    x = case(kind, seed)
+    rng = np.random.default_rng(seed)
+    data = Data.of(x)
+    root = Box.root(data)
+    relaxation = Relaxation(data, root, {})
+    for _ in range(4):
+        policy = random_policy(data, rng)
+        result = evaluate(x, policy)
+        if not (contains(data, policy) and np.isfinite(result.objective)):
+            continue
+        z, pi, v = policy.groups.astype(float), policy.routing, result.utilisation
+        eta = policy.reservations - x.input_tokens
+        width = rng.choice([0.0, 0.05, 1.0])
+        box = Box(
+            zl=np.maximum(z - (width > 0), 0),
+            zu=np.minimum(z + (width == 1), root.zu),
+            vl=np.where(z > 0, np.maximum(v - width, 0), 0),
+            vu=np.where(z > 0, np.minimum(v + width, 1), root.vu),
+            el=np.maximum(eta - 20 * width, 0),
+            eu=np.minimum(eta + 20 * width, data.high),
+            pl=np.maximum(pi - width, 0),
+            pu=np.minimum(pi + width, 1),
+            dl=policy.prefix_cache & (width == 0),
+            du=policy.prefix_cache | (root.du & (width > 0)),
+            gl=0.0,
+            gu=float(x.gpus),
+        )
+        relaxation.load_box(box)
+        point = relaxation.solve()
+        assert point is not None
+        assert point.bound <= result.objective * (1 + 1e-7)
+        if width == 0:
+            assert point.bound == pytest.approx(result.objective, rel=1e-4)
+
+
+def test_the_solver_s_duals_prove_the_bound():
+    """Weak duality evaluated outside of the solver, at the root."""
+    data = Data.of(case("queue", 1))
+    relaxation = Relaxation(data, Box.root(data).tightened(data), {})
+    point = relaxation.solve()
+    solution, lp = relaxation.highs.getSolution(), relaxation.highs.getLp()
+    y = np.array(solution.row_dual)
+    matrix = lp.a_matrix_
+    rows = relaxation.highs.getNumRow()
+    reduced = np.array(lp.col_cost_)
+    start, index, value = (np.array(part) for part in (matrix.start_, matrix.index_, matrix.value_))
+    major = np.repeat(np.arange(start.size - 1), np.diff(start))
+    by_row = str(matrix.format_).endswith("kRowwise")
+    row, column = (major, index) if by_row else (index, major)
+    np.subtract.at(reduced, column, y[row] * value)
+
+    def least(price, low, high):
+        end = np.where(price > 0, low, high)
+        return price * np.where(np.abs(price) < 1e-9, 0.0, end)
+
+    proven = least(y, np.array(lp.row_lower_), np.array(lp.row_upper_))[:rows].sum()
+    proven += least(reduced, np.array(lp.col_lower_), np.array(lp.col_upper_)).sum()
+    proven = relaxation.offset + relaxation.scale * proven
+    assert np.isfinite(proven)
+    assert point.bound <= proven
+
+
+@pytest.mark.parametrize("kind", ["memory", "prefix", "queue"])
+def test_prescribed_reservations(kind):
+    x = case(kind, 7)
+    free = certify(x)
+    reservations = x.input_tokens + 0.8 * x.unconstrained_reservations()
+    fixed = certify(x, reservations=reservations)
+    assert fixed.status == "optimal"
+    assert np.allclose(fixed.policy.reservations, reservations)
+    assert fixed.objective >= free.lower_bound
+    again = certify(x, reservations=free.policy.reservations)
+    assert again.objective == pytest.approx(free.objective, rel=2e-4)
+
+
+def test_prescribed_reservations_above_the_minimiser_are_kept():
+    x = case("rejection", 3)
+    whole = x.input_tokens + x.max_output_tokens
+    assert np.allclose(certify(x, reservations=whole).policy.reservations, whole)
+
+
+def test_no_gpus_means_a_policy_that_rejects():
+    x = case("memory", 0, gpus=0)
+    solution = certify(x)
+    assert solution.status == "optimal"
+    assert solution.objective == pytest.approx(x.costs.rejection * x.arrival_rates.sum())
+    assert not solution.policy.routing.any()
+
+
+def test_cheap_rejection_is_taken():
+    x = case("queue", 0).replace(costs=Costs(rejection=0.0))
+    solution = certify(x)
+    assert solution.objective == 0
+    assert solution.lower_bound == 0
+
+
+def test_a_deadline_that_no_configuration_meets():
+    x = case("slo", 2)
+    late = [
+        RequestClass(c.name, c.arrival_rate, c.input_tokens, c.prefix_tokens, 1e-3, c.output)
+        for c in x.classes
+    ]
+    solution = certify(x.replace(classes=late))
+    assert solution.status == "optimal"
+    assert solution.terms["slo"] > 0
+
+
+def test_the_same_twice():
+    x = case("queue", 12, classes=3, gpus=4)
+    one, two = certify(x), certify(x)
+    assert one.objective == two.objective
+    assert one.lower_bound == two.lower_bound
+    assert one.history == two.history
+    assert np.array_equal(one.policy.routing, two.policy.routing)
+
+
+def test_history_falls_to_the_objective():
+    solution = certify(case("rejection", 1))
+    assert all(np.diff(solution.history) < 0)
+    assert solution.history[-1] == solution.objective
+
+
+def test_limits_give_a_policy_and_a_bound():
+    x = case("rejection", 10)
+    best = certify(x)
+    for limited in (certify(x, node_limit=0), certify(x, node_limit=2), certify(x, time_limit=0.0)):
+        assert limited.status == "feasible"
+        assert limited.lower_bound <= best.objective
+        assert limited.objective >= best.lower_bound
+        assert evaluate(x, limited.policy).feasible
+
+
+@pytest.mark.parametrize("calls", [1, 4, 9])
+def test_ctrl_c_gives_a_policy_and_a_bound(monkeypatch, calls):
+    x = case("rejection", 10)
+    best = certify(x)
+    left = calls
+    solve = Relaxation.solve
+
+    def interrupted(self, *arguments, **options):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return solve(self, *arguments, **options)
+
+    monkeypatch.setattr(module.Relaxation, "solve", interrupted)
+    stopped = certify(x)
+    assert stopped.status == "feasible"
+    assert stopped.lower_bound <= best.objective
+    assert evaluate(x, stopped.policy).feasible
+
+
+def test_a_start_is_used_and_never_lost():
+    x = case("rejection", 10)
+    best = certify(x)
+    drifted = x.replace(
+        classes=[
+            RequestClass(
+                c.name, 1.05 * c.arrival_rate, c.input_tokens, c.prefix_tokens, c.latency_slo, c.output
+            )
+            for c in x.classes
+        ]
+    )
+    kept = certify(drifted, start=best, node_limit=0)
+    assert evaluate(drifted, kept.policy).feasible
+    cold = certify(drifted)
+    assert kept.objective == pytest.approx(cold.objective, rel=5e-3)
+    warm = certify(drifted, start=best.policy)
+    assert warm.objective == pytest.approx(cold.objective, rel=2e-4)
+
+
+def test_a_start_beyond_the_budget_is_ignored():
+    x = case("memory", 5)
+    start = certify(x).policy
+    smaller = x.replace(gpus=1)
+    assert smaller.group_gpus @ start.groups > 1
+    assert certify(smaller, start=start).policy.groups @ smaller.group_gpus <= 1
+
+
+def test_errors_say_what_is_wrong():
+    x = case("memory", 5)
+    with pytest.raises(ValueError, match="gap: 0"):
+        certify(x, gap=0)
+    with pytest.raises(ValueError, match="one per class"):
+        certify(x, reservations=[1.0])
+    with pytest.raises(ValueError, match="one per class"):
+        certify(x, reservations=x.input_tokens - 1)
+    other = Policy(np.zeros(1), np.ones(2), np.zeros((2, 1)), np.zeros((2, 1)))
+    with pytest.raises(ValueError, match="start: routing of shape"):
+        certify(x, start=other)
+
+
+def test_equal_configurations_do_not_matter():
+    """A copy of a configuration changes nothing that the optimum could use beyond one of them."""
+    x = case("memory", 6)
+    copy = ServingConfig(
+        "copy",
+        *[
+            getattr(x.configs[1], f)
+            for f in ("gpus", "kv_tokens", "prefill_s_per_token", "decode_s_per_token", "overhead_s")
+        ],
+    )
+    more = x.replace(configs=(*x.configs, copy))
+    assert certify(more).objective <= certify(x).objective * (1 + 1e-4)
+
+
+def test_a_configuration_that_is_worse_in_all_is_needed_only_beside_the_better():
+    lengths = LengthDistribution.from_samples([10, 20, 40], 80)
+    classes = [RequestClass("a", 5.0, 50.0, 0.0, 3.0, lengths)]
+    good, bad = ServingConfig("good", 1, 900, 0.001, 0.03), ServingConfig("bad", 1, 800, 0.001, 0.05)
+    x = Instance(classes, (good, bad), 2, ambiguity=Wasserstein1(1.0))
+    assert Data.of(x).better.tolist() == [[False, True], [False, False]]
+    box = Box.root(Data.of(x))
+    assert box.with_("zl", 1, 1).tightened(Data.of(x)).zl.tolist() == [1, 1]
+    assert box.with_("zu", 0, 0).tightened(Data.of(x)).zu.tolist() == [0, 0]
