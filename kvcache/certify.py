@@ -68,6 +68,8 @@ class _Search:
     history: list[float] = field(default_factory=list)
     nodes: int = 0
     created: int = 0
+    pause: int = 1
+    rest: int = 0
     open: list[_Node] = field(default_factory=list)
     current: _Node | None = None
     pruned: float = np.inf
@@ -110,10 +112,16 @@ class _Search:
             )
         ]
         costs = [evaluate(data.instance, policy).objective for policy in fitted]
-        if quick and min(costs) > self.value * (1 + max(10 * self.gap, 1e-3)):
+        # Local searches that fail become rarer.
+        near = min(costs) <= self.value * (1 + max(10 * self.gap, 5e-3))
+        if quick and min(costs) > self.value and (self.nodes < self.rest or not near):
             return
         policy = fitted[int(np.argmin(costs))]
+        before = self.value
         self.offer(polish(data, policy, steps=6 if quick else 10, precision=0.05 * self.gap))
+        if quick:
+            self.pause = 1 if self.value < before else min(2 * self.pause, 64)
+            self.rest = self.nodes + self.pause
 
     def try_groups(self, z: Floats) -> None:
         """Search at fixed groups, once: down the better children, while they may hold something better."""
@@ -125,7 +133,7 @@ class _Search:
         if box is None:
             return
         relaxation = self.model(box)
-        boxes = [box]
+        boxes, last = [box], None
         for _ in range(DEPTH):
             found = []
             for box in boxes:
@@ -134,14 +142,16 @@ class _Search:
                 if point is not None:
                     found.append((point.bound, len(found), point, box))
             if not found:
-                return
+                break
             _, _, point, box = min(found)
-            self.from_point(point, z, quick=box is not boxes[0])
+            last = point
             branches = self.branches(box, point)
             if not branches:
-                return
+                break
             split = max(branches, key=lambda b: b.worth)
             boxes = [t for child in split.children if (t := child.tightened(self.data)) is not None]
+        if last is not None:
+            self.from_point(last, z)
 
     def roundings(self, relaxed: Floats) -> list[Floats]:
         """Whole groups near the relaxed ones, within the budget; also near multiples that use more of it.
@@ -383,10 +393,9 @@ class _Search:
         whole = bool(np.all(np.abs(point.z - np.round(point.z)) <= INTEGRAL))
         if whole:
             self.from_point(point, np.round(point.z), quick=True)
-        if whole or self.nodes % 10 == 0:
+        if self.nodes % 10 == 0:
             before = self.value
-            near = [np.round(point.z)] if whole and self.nodes else self.roundings(point.z)
-            for z in near:
+            for z in self.roundings(point.z):
                 self.try_groups(z)
             if self.value < before and self.value > bound + self.gap * abs(self.value):
                 self.explore()
