@@ -82,7 +82,7 @@ class Study:
                 "literal MIBLP, SCIP": 1,
             },
             None,
-            60,
+            150,
             loose,
         )
 
