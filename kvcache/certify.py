@@ -169,8 +169,12 @@ class _Search:
                 while n @ z > budget:
                     z[int(np.argmax(np.where(z > 0, z - wanted, -np.inf)))] -= 1
                 for k in np.argsort(z - wanted, kind="stable"):
-                    if wanted[k] - z[k] > INTEGRAL and n @ z + n[k] <= budget:
+                    if wanted[k] - z[k] > 0.1 and n @ z + n[k] <= budget:
                         z[k] += 1
+                # What another configuration does as well is left to that one.
+                for k, j in np.argwhere(self.data.better):
+                    if z[k] == 0:
+                        z[k], z[j] = z[j], 0
                 if not any(np.array_equal(z, other) for other in found):
                     found.append(z)
         return found
