@@ -68,6 +68,7 @@ class _Search:
     history: list[float] = field(default_factory=list)
     nodes: int = 0
     created: int = 0
+    warm: bool = False
     pause: int = 1
     rest: int = 0
     open: list[_Node] = field(default_factory=list)
@@ -397,7 +398,7 @@ class _Search:
         whole = bool(np.all(np.abs(point.z - np.round(point.z)) <= INTEGRAL))
         if whole:
             self.from_point(point, np.round(point.z), quick=True)
-        if self.nodes % 10 == 0:
+        if self.nodes % 10 == 0 and not (self.nodes == 0 and self.warm):
             before = self.value
             for z in self.roundings(point.z):
                 self.try_groups(z)
@@ -515,7 +516,9 @@ def certify(
     search.offer(Policy.of(instance, np.zeros(shape[1]), data.high, nothing, nothing))
     try:
         if start is not None:
+            before = search.value
             search.offer(_adapted(data, start, gap))
+            search.warm = search.value < before
         search.run()
     except KeyboardInterrupt:
         # The box in work and all open ones still count in the lower bound.
