@@ -67,7 +67,11 @@ def test_structure_is_one_policy(optimum):
     assert groups["gpus"].sum() <= solver_study.SHOWN[3]
     assert (groups["groups"] > 0).sum() > 1
     shares = routing.groupby("class")["share"].sum()
-    np.testing.assert_allclose(shares[reservations["class"]], reservations["admitted"], atol=1e-9)
+    # Each share is rounded to a millionth, so a sum may be off by half of that per configuration.
+    rounding = 0.5e-6 * routing["config"].nunique()
+    np.testing.assert_allclose(
+        shares[reservations["class"]], reservations["admitted"], rtol=0, atol=rounding + 1e-9
+    )
     assert (reservations["eta"] <= reservations["robust"] + 1e-6).all()
 
 
