@@ -386,7 +386,8 @@ class _Search:
             relaxation.set_basis(node.basis[1])
         point = relaxation.solve(self.cutoff, precision=self.gap / 20)
         if point is None:
-            self.pruned = min(self.pruned, max(node.bound, self.cutoff))
+            proven = max(node.bound, self.cutoff) if relaxation.trusted else node.bound
+            self.pruned = min(self.pruned, proven)
             return []
         bound = max(node.bound, point.bound)
         basis = (relaxation, relaxation.basis())
@@ -405,12 +406,16 @@ class _Search:
             kinds = ("v", "p", "d", "e") if whole else ("g", "z")
             branches = [b for b in self.branches(box, point) if b.key[0] in kinds]
             if not branches:
-                # Nothing is left that a split could improve: the bound, with all its cuts, is final.
-                self.from_point(point, np.round(point.z))
+                # Nothing is left that a split could improve, unless cuts that were not worth it yet show it.
                 self.load(relaxation, box)
                 final = relaxation.solve(rounds=30, precision=self.gap / 100)
-                self.pruned = min(self.pruned, bound if final is None else max(bound, final.bound))
-                return []
+                if final is not None:
+                    bound, basis = max(bound, final.bound), (relaxation, relaxation.basis())
+                    self.from_point(final, np.round(final.z))
+                    branches = [b for b in self.branches(box, final) if b.key[0] in kinds]
+                if final is None or not branches or bound >= self.cutoff:
+                    self.pruned = min(self.pruned, bound)
+                    return []
             boxes = self.choose(box, bound, basis, branches)
         return [
             self.node(child_bound, tight, basis)
@@ -444,7 +449,10 @@ class _Search:
                         self.load(relaxation, tight)
                         relaxation.set_basis(start)
                         tried = relaxation.solve(self.cutoff, rounds=1)
-                    bounds[at] = self.cutoff if tried is None else max(tried.bound, bound)
+                    if tried is not None:
+                        bounds[at] = max(tried.bound, bound)
+                    elif tight is None or relaxation.trusted:
+                        bounds[at] = self.cutoff
                 gains = np.array(bounds) - bound
                 record.append(np.minimum(gains, room) / max(branch.worth, 1e-12))
             low, high = np.maximum(np.minimum(gains, room) / room, 1e-6)
