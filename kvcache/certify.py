@@ -406,16 +406,12 @@ class _Search:
             kinds = ("v", "p", "d", "e") if whole else ("g", "z")
             branches = [b for b in self.branches(box, point) if b.key[0] in kinds]
             if not branches:
-                # Nothing is left that a split could improve, unless cuts that were not worth it yet show it.
+                # Nothing is left that a split could improve: the bound, with all its cuts, is final.
+                self.from_point(point, np.round(point.z))
                 self.load(relaxation, box)
                 final = relaxation.solve(rounds=30, precision=self.gap / 100)
-                if final is not None:
-                    bound, basis = max(bound, final.bound), (relaxation, relaxation.basis())
-                    self.from_point(final, np.round(final.z))
-                    branches = [b for b in self.branches(box, final) if b.key[0] in kinds]
-                if final is None or not branches or bound >= self.cutoff:
-                    self.pruned = min(self.pruned, bound)
-                    return []
+                self.pruned = min(self.pruned, bound if final is None else max(bound, final.bound))
+                return []
             boxes = self.choose(box, bound, basis, branches)
         return [
             self.node(child_bound, tight, basis)

@@ -267,11 +267,11 @@ class Box:
 
 @dataclass(frozen=True)
 class Point:
-    """An optimum of the relaxation: its bound, its columns by name, and the prices that branching uses.
+    """An optimum of the relaxation: its bound, its columns by name, and the duals that branching uses.
 
-    ``bound`` is the cost below which no policy of the box lies. ``load`` is V in groups, ``wait`` W / phi,
-    ``late`` the tardiness in seconds. ``memory_price`` and ``load_price`` (K,) are what one more group's
-    worth of memory held and of load costs.
+    ``bound`` is the cost below which no policy of the box lies (inf when the box is empty or beyond the
+    cutoff). ``memory``, ``load`` (K,) and ``tardy`` (I,) are prices >= 0 of the rows of that name,
+    ``reduced_pi`` (I, K) and ``reduced_z`` (K,) reduced costs, all in cost units.
     """
 
     bound: float
@@ -287,6 +287,9 @@ class Point:
     t: Floats
     memory_price: Floats
     load_price: Floats
+    tardy_price: Floats
+    reduced_pi: Floats
+    reduced_z: Floats
 
 
 class Relaxation:
@@ -382,11 +385,11 @@ class Relaxation:
             put(row, own, -1.0)
         admission = rows(classes, -INF, 1.0)
         put(admission[i], self.pi, 1.0)
-        row_tardy = rows(classes, 0.0, INF)
-        put(row_tardy, self.late, 1.0)
-        put(row_tardy[i], self.pi, 1 - instance.service_times[i, k] / instance.latency_slos[i])
+        self.row_tardy = rows(classes, 0.0, INF)
+        put(self.row_tardy, self.late, 1.0)
+        put(self.row_tardy[i], self.pi, 1 - instance.service_times[i, k] / instance.latency_slos[i])
         put(
-            row_tardy[i[has_q]],
+            self.row_tardy[i[has_q]],
             self.q[has_q],
             -(instance.queueing_factors[k] / instance.latency_slos[i])[has_q],
         )
@@ -666,7 +669,7 @@ class Relaxation:
         Cuts are added while what they cut off exceeds ``precision`` of the cost, and while a round brings
         the bound nearer to the cutoff by a twentieth of what is left.
         """
-        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale + MARGIN * 1e4
+        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale
         self.highs.setOptionValue("objective_bound", limit)
         point, self.trusted = None, True
         before = -np.inf
@@ -709,7 +712,7 @@ class Relaxation:
     def _point(self) -> Point:
         solution = self.highs.getSolution()
         x = np.array(solution.col_value)
-        dual_rows = np.array(solution.row_dual)
+        dual_columns, dual_rows = np.array(solution.col_dual), np.array(solution.row_dual)
         objective = self.highs.getInfo().objective_function_value
         i, k = self.pair_class, self.pair_config
 
@@ -723,6 +726,8 @@ class Relaxation:
         h = matrix(self.h, self.eta_unit[i])
         fixed = self.data.high == self.data.low
         h[fixed] = pi[fixed] * self.data.high[fixed, None]
+        reduced = np.zeros(self.shape)
+        reduced[i, k] = dual_columns[self.pi] * self.scale
         bound = self.offset + self.scale * (objective - MARGIN * 1e4)
         return Point(
             bound=max(bound, 0.0),
@@ -738,6 +743,9 @@ class Relaxation:
             t=matrix(self.t),
             memory_price=-dual_rows[self.row_memory] * self.scale,
             load_price=-dual_rows[self.row_load] * self.scale,
+            tardy_price=np.abs(dual_rows[self.row_tardy]) * self.scale,
+            reduced_pi=reduced,
+            reduced_z=dual_columns[self.z] * self.scale,
         )
 
     def _separate(self, point: Point, tolerance: float) -> bool:
