@@ -32,6 +32,9 @@ INTEGRAL = 1e-6
 TRIED = 4
 # Splits that a first look at some groups goes down.
 DEPTH = 6
+# Boxes of a search at the best groups alone, which happens every so many boxes of the whole search.
+WIDTH = 60
+EVERY = 20
 RELIABLE = 2
 
 
@@ -68,6 +71,7 @@ class _Search:
     history: list[float] = field(default_factory=list)
     nodes: int = 0
     created: int = 0
+    warm: bool = False
     pause: int = 1
     rest: int = 0
     open: list[_Node] = field(default_factory=list)
@@ -75,6 +79,7 @@ class _Search:
     pruned: float = np.inf
     tried: set[tuple[int, ...]] = field(default_factory=set)
     seen: set[tuple[int, ...]] = field(default_factory=set)
+    deep: set[tuple[int, ...]] = field(default_factory=set)
     pool: Tangents = field(default_factory=dict)
     models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
     records: dict[tuple, list[Floats]] = field(default_factory=dict)
@@ -144,6 +149,8 @@ class _Search:
             if not found:
                 break
             _, _, point, box = min(found)
+            if last is None:
+                self.from_point(point, z)
             last = point
             branches = self.branches(box, point)
             if not branches:
@@ -169,8 +176,12 @@ class _Search:
                 while n @ z > budget:
                     z[int(np.argmax(np.where(z > 0, z - wanted, -np.inf)))] -= 1
                 for k in np.argsort(z - wanted, kind="stable"):
-                    if wanted[k] - z[k] > INTEGRAL and n @ z + n[k] <= budget:
+                    if wanted[k] - z[k] > 0.1 and n @ z + n[k] <= budget:
                         z[k] += 1
+                # What another configuration does as well is left to that one.
+                for k, j in np.argwhere(self.data.better):
+                    if z[k] == 0:
+                        z[k], z[j] = z[j], 0
                 if not any(np.array_equal(z, other) for other in found):
                     found.append(z)
         return found
@@ -220,6 +231,22 @@ class _Search:
                     self.offer(polish(data, policy, precision=0.05 * self.gap))
                     improved = True
                     break
+
+    def intensify(self) -> None:
+        """Look for a better policy at the best groups: a small search of their own, once."""
+        z = self.best.groups.astype(float)
+        key = tuple(z.astype(int).tolist())
+        box = replace(self.root, zl=z, zu=z).tightened(self.data)
+        if key in self.deep or box is None:
+            return
+        self.deep.add(key)
+        waiting = [self.node(0.0, box, None)]
+        for _ in range(WIDTH):
+            if not waiting or waiting[0].bound >= self.cutoff or time.perf_counter() > self.deadline:
+                return
+            self.rest = 0
+            for child in self.expand(heapq.heappop(waiting)):
+                heapq.heappush(waiting, child)
 
     # ---- branching ----------------------------------------------------------------------------
 
@@ -365,6 +392,8 @@ class _Search:
                     return
                 children = self.expand(self.current)
                 self.nodes += 1
+                if self.nodes % EVERY == 0:
+                    self.intensify()
                 # Where the groups are fixed, go down at once: that is where policies are found.
                 dive = bool(children) and self.current.box.fixed
                 for child in children[1:] if dive else children:
@@ -394,24 +423,30 @@ class _Search:
         whole = bool(np.all(np.abs(point.z - np.round(point.z)) <= INTEGRAL))
         if whole:
             self.from_point(point, np.round(point.z), quick=True)
-        if self.nodes % 10 == 0:
-            before = self.value
+        before = self.value
+        if self.nodes % 10 == 0 and not (self.nodes == 0 and self.warm):
             for z in self.roundings(point.z):
                 self.try_groups(z)
-            if self.value < before and self.value > bound + self.gap * abs(self.value):
-                self.explore()
+        elif whole and not box.fixed:
+            self.try_groups(np.round(point.z))
+        if self.value < before and not box.fixed and self.value > bound + self.gap * abs(self.value):
+            self.explore()
         if whole and not box.fixed:
             boxes = [(child, bound) for child in self.around(box, np.round(point.z))]
         else:
             kinds = ("v", "p", "d", "e") if whole else ("g", "z")
             branches = [b for b in self.branches(box, point) if b.key[0] in kinds]
             if not branches:
-                # Nothing is left that a split could improve: the bound, with all its cuts, is final.
-                self.from_point(point, np.round(point.z))
+                # Nothing is left that a split could improve, unless cuts that were not worth it yet show it.
                 self.load(relaxation, box)
                 final = relaxation.solve(rounds=30, precision=self.gap / 100)
-                self.pruned = min(self.pruned, bound if final is None else max(bound, final.bound))
-                return []
+                if final is not None:
+                    bound, basis = max(bound, final.bound), (relaxation, relaxation.basis())
+                    self.from_point(final, np.round(final.z))
+                    branches = [b for b in self.branches(box, final) if b.key[0] in kinds]
+                if final is None or not branches or bound >= self.cutoff:
+                    self.pruned = min(self.pruned, bound)
+                    return []
             boxes = self.choose(box, bound, basis, branches)
         return [
             self.node(child_bound, tight, basis)
@@ -515,7 +550,9 @@ def certify(
     search.offer(Policy.of(instance, np.zeros(shape[1]), data.high, nothing, nothing))
     try:
         if start is not None:
+            before = search.value
             search.offer(_adapted(data, start, gap))
+            search.warm = search.value < before
         search.run()
     except KeyboardInterrupt:
         # The box in work and all open ones still count in the lower bound.

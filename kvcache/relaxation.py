@@ -19,9 +19,11 @@ column                  stands for, and what holds it
 ``t = delta z``         and large y help, so delta = y / pu is optimal and is eliminated.
 ======================  ==========================================================================
 
-Multiplying the definition of the load by W ties the products together without any branching: with
-c = u ((L_in + eu) + kappa L_pre) / M, ``sum_i c_ik q_ik >= z v W(v)``, and the right side is the
-perspective of the convex v^2 / (1 - v), so its tangents in (V, z) are cuts.
+Multiplying the definition of the load by W ties the products together without any branching. Its right
+side is z v W(v), the perspective of the convex v^2 / (1 - v), with tangents in (V, z). On its left are
+pi W = q and products with one factor to bound from above: h W <= eu q or <= Wu h; -y W <= -q + Wu (pi - y)
+and t W <= Wu t; or, for both at once, t W <= (1 + kappa) u y W and y <= pi, which leaves kappa L q. Each
+choice is a family of cuts (``_families``), the better one depending on where the optimum lies.
 
 Two restrictions lose no optimum. Reserving more than the smallest minimiser of WC_i costs more and holds
 more. A prefix cached where (1 + kappa) u pi < z (fewer than one request per group, headroom
@@ -159,8 +161,9 @@ class Data:
 def fullest(data: Data) -> Floats:
     """(K,) the highest v_k that some optimum needs.
 
-    Memory: let R be the requests' share of a group and P the prefixes'. (1 + kappa) R + P <= 1, and a
-    prefix is cached for at least 1 / (1 + kappa) requests, so P <= (1 + kappa) R max_i L / (L_in + eta - L).
+    Memory: let R be the requests' share of a group and P the prefixes'. (1 + kappa) R + P <= 1, so
+    v = R + P <= (1 + kappa P) / (1 + kappa), and P is at most what all prefixes take. A prefix is cached
+    for at least 1 / (1 + kappa) requests, so also P <= (1 + kappa) R max_i L / (L_in + eta - L).
 
     Waiting: rejecting all that k serves costs c_rej sum_i lambda_i pi_ik more at most, and saves tardiness
     of at least c_slo sum_i lambda_i (pi_ik W_k - D_i). An optimum therefore has
@@ -175,6 +178,8 @@ def fullest(data: Data) -> Floats:
     most = headroom * np.where(data.prefix_useful, ratio[:, None], 0.0).max(axis=0)
     finite = np.isfinite(most)
     by_memory = np.where(finite, (1 + most) / (headroom + np.where(finite, most, 0.0)), 1.0)
+    together = np.minimum((prefix[:, None] * data.prefix_useful).sum(axis=0) / instance.kv_tokens, 1.0)
+    by_memory = np.minimum(by_memory, (1 + instance.headroom * together) / headroom)
     costs = instance.costs
     if costs.slo == 0:
         return by_memory
@@ -338,6 +343,7 @@ class Relaxation:
         self.y, self.t = some(prefix), some(prefix)
         has_h, has_q, has_y = self.h >= 0, self.q >= 0, self.y >= 0
         self.has_h, self.has_q, self.has_y = has_h, has_q, has_y
+        self._blocks = (self.q, self.pi, self.h, self.y, self.t)
 
         cost = np.zeros(self._columns)
         cost[self.z] = costs.gpu * instance.group_gpus
@@ -446,15 +452,25 @@ class Relaxation:
         boxed(row, self.y[yi], "-t_up")
         self._hi, self._qi, self._yi = hi, qi, yi
 
-        # The load times the wait (module): coefficients of q, with the root's eu.
-        kappa_prefix = np.where(prefix, instance.headroom * prefixes, 0.0)
-        self._product = a * (prompt + data.high[i] + kappa_prefix)
+        # The load times the wait (module): per family, coefficients of q, pi, h, y and t by pair.
+        zero = np.zeros(pairs)
+        whole = prompt + data.high[i]
+        rest = np.where(prefix, prefixes, 0.0)
+        highest = wait(box.vu)[k]
+        per_h = np.where(has_h, self.eta_unit[i], 0.0)
+        cached = (a * rest * highest, -a * rest * highest, np.where(prefix, share * highest, 0.0))
+        self._families = [(a * (whole + instance.headroom * rest), zero, zero, zero, zero)]
+        if np.isfinite(highest).all():
+            self._families += [
+                (a * (whole - rest), cached[0], zero, cached[1], cached[2]),
+                (a * (prompt + fixed_eta - rest), cached[0], a * per_h * highest, cached[1], cached[2]),
+            ]
 
         self._build(cost / self.scale)
-        self._known: set[tuple[str, int, float]] = set()
+        self._known: set[tuple] = set()
         if qi.size:
             self._wait_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.0, 0.3, 0.5, 0.7, 0.85)])
-            self._product_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.3, 0.5, 0.7, 0.85)])
+            self._product_cuts([(0, k_, v) for k_ in np.flatnonzero(queues) for v in (0.3, 0.5, 0.7, 0.85)])
         self.pool = pool
         for p in np.flatnonzero(has_h).tolist():
             for eta, value, slope in pool.get((int(i[p]), int(k[p])), ()):
@@ -640,22 +656,22 @@ class Relaxation:
         if entries:
             self._add_rows(lower, entries)
 
-    def _product_cuts(self, at: list[tuple[int, float]]) -> None:
-        """Tangents of z g(V / z), g(v) = v^2 / (1 - v), under the load times the wait."""
+    def _product_cuts(self, at: list[tuple[int, int, float]]) -> None:
+        """Tangents of z g(V / z), g(v) = v^2 / (1 - v), under the load times the wait: (family, k, v)."""
         lower, entries = [], []
-        for k, v in at:
-            if ("g", k, v) in self._known:
+        for family, k, v in at:
+            if ("g", family, k, v) in self._known:
                 continue
-            self._known.add(("g", k, v))
+            self._known.add(("g", family, k, v))
             slope = v * (2 - v) / (1 - v) ** 2
+            columns, values = [int(self.load[k]), int(self.z[k])], [-slope, slope * v - v * v / (1 - v)]
             pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
+            for block, weights in zip(self._blocks, self._families[family], strict=True):
+                mine = pairs[(weights[pairs] != 0) & (block[pairs] >= 0)]
+                columns += block[mine].tolist()
+                values += weights[mine].tolist()
             lower.append(0.0)
-            entries.append(
-                (
-                    [*self.q[pairs].tolist(), int(self.load[k]), int(self.z[k])],
-                    [*self._product[pairs].tolist(), -slope, -(v * v / (1 - v) - slope * v)],
-                )
-            )
+            entries.append((columns, values))
         if entries:
             self._add_rows(lower, entries)
 
@@ -669,7 +685,7 @@ class Relaxation:
         Cuts are added while what they cut off exceeds ``precision`` of the cost, and while a round brings
         the bound nearer to the cutoff by a twentieth of what is left.
         """
-        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale
+        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale + MARGIN * 1e4
         self.highs.setOptionValue("objective_bound", limit)
         point, self.trusted = None, True
         before = -np.inf
@@ -776,13 +792,18 @@ class Relaxation:
             if low > 0.02 * tolerance and ("w", k, v) not in self._known:
                 steep.append((k, v))
                 worth += low
-            if point.z[k] > 1e-7:
-                v = min(float(point.load[k] / point.z[k]), STEEPEST)
-                pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
-                left = float(self._product[pairs] @ x[self.q[pairs]])
+            if point.z[k] <= 1e-7:
+                continue
+            v = min(float(point.load[k] / point.z[k]), STEEPEST)
+            pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
+            for family, weights in enumerate(self._families):
+                left = sum(
+                    float(w[pairs] @ np.where(block[pairs] >= 0, x[block[pairs]], 0.0))
+                    for block, w in zip(self._blocks, weights, strict=True)
+                )
                 missing = point.z[k] * v * v / (1 - v) - left
-                if missing > 1e-4 * (1e-3 + left) and ("g", k, v) not in self._known:
-                    products.append((k, v))
+                if missing > 1e-4 * (1e-3 + left) and ("g", family, k, v) not in self._known:
+                    products.append((family, k, v))
                     worth += tolerance
         if worth < tolerance:
             return False
