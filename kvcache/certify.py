@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvcache.instance import Instance
 from kvcache.policy import Policy, Solution, evaluate
 from kvcache.polish import fit, polish, prefixes_for
-from kvcache.relaxation import Box, Data, Point, Relaxation, Tangents, wait
+from kvcache.relaxation import Box, Cut, Data, Point, Relaxation, Tangents, packed, unpacked, wait
 
 __all__ = ["certify"]
 
@@ -36,6 +36,8 @@ DEPTH = 6
 WIDTH = 60
 EVERY = 20
 RELIABLE = 2
+# Parts of a proof beyond which it is not worth keeping.
+MOST_PARTS = 4000
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,41 @@ class Branch:
 
 @dataclass(order=True)
 class _Node:
-    """A box whose policies cost ``bound`` at least; ``basis`` is where the relaxation starts from."""
+    """A box whose policies cost ``bound`` at least; ``basis`` is where the relaxation starts from.
+
+    ``part`` is the box before anything was concluded from the instance: bounds that splits set, alone.
+    """
 
     bound: float
     number: int
     box: Box = field(compare=False)
+    part: Box = field(compare=False)
     basis: tuple[Relaxation, object] | None = field(compare=False, default=None)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How a proof went, to be repeated on another instance; see `certify`.
+
+    Parameters
+    ----------
+    group_gpus : (K,) of the instance. Splits on the GPUs in use rest on their common divisor.
+    parts : boxes that together hold every policy there is.
+    bases : per part, the program that bounded it last, by its place in ``programs``, and its basis.
+    programs : the cuts of each program, and the configurations it has.
+    """
+
+    group_gpus: tuple[int, ...]
+    parts: tuple[Box, ...]
+    bases: tuple[tuple[int, bytes, bytes] | None, ...]
+    programs: tuple[tuple[tuple[int, ...], tuple[Cut, ...]], ...]
+
+    def fits(self, data: Data) -> bool:
+        """Whether the parts hold every policy of this instance too."""
+        return (
+            self.group_gpus == tuple(data.instance.group_gpus.tolist())
+            and self.parts[0].pu.shape == data.instance.offered_loads.shape
+        )
 
 
 @dataclass
@@ -82,6 +113,7 @@ class _Search:
     deep: set[tuple[int, ...]] = field(default_factory=set)
     pool: Tangents = field(default_factory=dict)
     models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
+    leaves: list[tuple[Box, tuple[Relaxation, object] | None]] = field(default_factory=list)
     records: dict[tuple, list[Floats]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -240,13 +272,18 @@ class _Search:
         if key in self.deep or box is None:
             return
         self.deep.add(key)
-        waiting = [self.node(0.0, box, None)]
-        for _ in range(WIDTH):
-            if not waiting or waiting[0].bound >= self.cutoff or time.perf_counter() > self.deadline:
-                return
-            self.rest = 0
-            for child in self.expand(heapq.heappop(waiting)):
-                heapq.heappush(waiting, child)
+        waiting = [self.node(0.0, box, box, None)]
+        leaves, self.leaves = self.leaves, []
+        try:
+            for _ in range(WIDTH):
+                if not waiting or waiting[0].bound >= self.cutoff or time.perf_counter() > self.deadline:
+                    return
+                self.rest = 0
+                for child in self.expand(heapq.heappop(waiting)):
+                    heapq.heappush(waiting, child)
+        finally:
+            # The whole search covers these boxes by its own.
+            self.leaves = leaves
 
     # ---- branching ----------------------------------------------------------------------------
 
@@ -353,9 +390,13 @@ class _Search:
         name = min(names, key=len, default=None)
         if name is None or 3 * len(needed) <= 2 * len(name):
             name = tuple(sorted(needed))
-            only = np.isin(np.arange(box.zu.size), name)
-            self.models[name] = Relaxation(self.data, replace(self.root, pu=self.root.pu * only), self.pool)
+            self.models[name] = self.program(name)
         return self.models[name]
+
+    def program(self, name: tuple[int, ...], cuts: Sequence[Cut] | None = None) -> Relaxation:
+        """A new relaxation of these configurations."""
+        only = np.isin(np.arange(self.root.zu.size), name)
+        return Relaxation(self.data, replace(self.root, pu=self.root.pu * only), self.pool, cuts)
 
     def load(self, relaxation: Relaxation, box: Box) -> None:
         """Load a box: sharp where its groups are fixed, quick to re-optimise where they are not."""
@@ -381,10 +422,50 @@ class _Search:
         current = [] if self.current is None else [self.current.bound]
         return min(*waiting, *current, self.pruned, self.value)
 
+    def begin(self, certificate: Certificate | None) -> None:
+        """Open the root; or bound the parts of an earlier proof and open those that prove nothing now."""
+        everything = Box.everything(*self.root.pu.shape)
+        self.open = [_Node(0.0, 0, self.root.tightened(self.data), everything)]
+        if certificate is None or not certificate.fits(self.data):
+            return
+        waiting = [
+            _Node(0.0, number, box, part)
+            for number, part in enumerate(certificate.parts)
+            if (box := part.meet(self.root).tightened(self.data)) is not None
+        ]
+        # Until all parts are bounded the root stands for those that are not.
+        self.current, self.open = self.open[0], []
+        programs: dict[int, Relaxation] = {}
+        for node in sorted(waiting, key=lambda n: (certificate.bases[n.number] or (-1,))[0]):
+            if time.perf_counter() > self.deadline:
+                self.open, self.leaves, self.current = [self.current], [], None
+                return
+            kept = certificate.bases[node.number]
+            if kept is None:
+                relaxation, basis = self.model(node.box), None
+            else:
+                at, *status = kept
+                if at not in programs:
+                    name, cuts = certificate.programs[at]
+                    programs[at] = self.program(name, cuts)
+                    self.models.setdefault(name, programs[at])
+                relaxation, basis = programs[at], tuple(status)
+            self.load(relaxation, node.box)
+            if basis is not None:
+                relaxation.set_basis(unpacked(*basis))
+            point = relaxation.solve(self.cutoff, precision=self.gap / 20)
+            if point is None and relaxation.trusted:
+                # Where the proof goes as before, so may the next one.
+                self.close(node.part, None if basis is None else (relaxation, basis), self.cutoff)
+                continue
+            node.bound = 0.0 if point is None else point.bound
+            node.basis = relaxation, relaxation.basis()
+            node.number = self.created = self.created + 1
+            heapq.heappush(self.open, node)
+        self.current = None
+
     def run(self) -> None:
         """Expand boxes until the gap is closed or a limit strikes."""
-        root = self.root.tightened(self.data)
-        self.open = [_Node(0.0, 0, root)]
         while self.open and self.open[0].bound < self.cutoff:
             self.current = heapq.heappop(self.open)
             while self.current is not None:
@@ -402,9 +483,38 @@ class _Search:
                 if self.progress is not None:
                     self.progress(self.lower_bound, self.value, self.nodes)
 
-    def node(self, bound: float, box: Box, basis: tuple | None) -> _Node:
+    def node(self, bound: float, box: Box, part: Box, basis: tuple | None) -> _Node:
         self.created += 1
-        return _Node(bound, self.created, box, basis)
+        return _Node(bound, self.created, box, part, basis)
+
+    def certificate(self) -> Certificate | None:
+        """The search so far, for a later one."""
+        nodes = self.open + ([] if self.current is None else [self.current])
+        leaves = self.leaves + [(node.part, node.basis) for node in nodes]
+        if len(leaves) > MOST_PARTS:
+            return None
+        programs: dict[int, tuple[int, Relaxation]] = {}
+        bases = []
+        for _, basis in leaves:
+            if basis is None:
+                bases.append(None)
+                continue
+            relaxation, status = basis
+            at, _ = programs.setdefault(id(relaxation), (len(programs), relaxation))
+            bases.append((at, *(status if isinstance(status, tuple) else packed(status))))
+        recipes = []
+        for at, relaxation in programs.values():
+            mine = [n for n, basis in enumerate(bases) if basis is not None and basis[0] == at]
+            cuts, rows = relaxation.binding([bases[n][2] for n in mine])
+            recipes.append((relaxation.configs, cuts))
+            for n, status in zip(mine, rows, strict=True):
+                bases[n] = at, bases[n][1], status
+        return Certificate(
+            tuple(self.data.instance.group_gpus.tolist()),
+            tuple(part for part, _ in leaves),
+            tuple(bases),
+            tuple(recipes),
+        )
 
     def expand(self, node: _Node) -> list[_Node]:
         """Bound a box, look for policies near its relaxation, and split it."""
@@ -416,7 +526,7 @@ class _Search:
         point = relaxation.solve(self.cutoff, precision=self.gap / 20)
         if point is None:
             proven = max(node.bound, self.cutoff) if relaxation.trusted else node.bound
-            self.pruned = min(self.pruned, proven)
+            self.close(node.part, (relaxation, relaxation.basis()), proven)
             return []
         bound = max(node.bound, point.bound)
         basis = (relaxation, relaxation.basis())
@@ -445,14 +555,22 @@ class _Search:
                     self.from_point(final, np.round(final.z))
                     branches = [b for b in self.branches(box, final) if b.key[0] in kinds]
                 if final is None or not branches or bound >= self.cutoff:
-                    self.pruned = min(self.pruned, bound)
+                    self.close(node.part, basis, bound)
                     return []
             boxes = self.choose(box, bound, basis, branches)
-        return [
-            self.node(child_bound, tight, basis)
-            for child, child_bound in boxes
-            if (tight := child.tightened(data)) is not None
-        ]
+        children = []
+        for child, child_bound in boxes:
+            part, tight = node.part.narrowed(box, child), child.tightened(data)
+            if tight is None or child_bound >= self.cutoff:
+                self.close(part, basis, np.inf if tight is None else self.cutoff)
+            else:
+                children.append(self.node(child_bound, tight, part, basis))
+        return children
+
+    def close(self, part: Box, basis: tuple | None, bound: float) -> None:
+        """Be done with a box whose policies cost ``bound`` at least."""
+        self.pruned = min(self.pruned, bound)
+        self.leaves.append((part, basis))
 
     def choose(self, box: Box, bound: float, basis: tuple, branches: list[Branch]) -> list[tuple[Box, float]]:
         """The two boxes of the most promising split, each with the bound known for it.
@@ -491,10 +609,7 @@ class _Search:
                 best_score, best = low * high, list(zip(branch.children, bounds, strict=True))
             if low >= 1 and high >= 1:
                 break
-        for _, child_bound in best:
-            if child_bound >= self.cutoff:
-                self.pruned = min(self.pruned, self.cutoff)
-        return [(child, child_bound) for child, child_bound in best if child_bound < self.cutoff]
+        return best
 
 
 def _inside(x: float, low: float, high: float) -> float:
@@ -553,6 +668,8 @@ def certify(
             before = search.value
             search.offer(_adapted(data, start, gap))
             search.warm = search.value < before
+        certificate = start.certificate if isinstance(start, Solution) else None
+        search.begin(certificate if isinstance(certificate, Certificate) else None)
         search.run()
     except KeyboardInterrupt:
         # The box in work and all open ones still count in the lower bound.
@@ -568,6 +685,7 @@ def certify(
         lower_bound=bound,
         iterations=search.nodes,
         history=search.history,
+        certificate=search.certificate(),
     )
 
 

@@ -261,7 +261,8 @@ class Solution:
     ``lower_bound`` is a proven bound on (6) or -inf; ``gap`` = (objective - lower_bound) / |objective|.
     ``status``: ``optimal`` (gap closed as asked), ``feasible`` (stopped early, or a heuristic), or a
     plain sentence when no policy could be computed (then ``policy`` is None and ``objective`` inf).
-    ``history`` holds the objective after each accepted step.
+    ``history`` holds the objective after each accepted step. ``certificate`` is what a solver may want to
+    know again when it starts from this solution: opaque, picklable, None where there is none.
     """
 
     policy: Policy | None
@@ -273,6 +274,7 @@ class Solution:
     method: str
     iterations: int = 0
     history: Sequence[float] = field(default_factory=tuple)
+    certificate: object = field(default=None, repr=False)
 
     @property
     def gap(self) -> float:
@@ -293,6 +295,7 @@ class Solution:
         lower_bound: float = -np.inf,
         iterations: int = 0,
         history: Sequence[float] = (),
+        certificate: object = None,
     ) -> Solution:
         """The solution with its objective taken from :func:`evaluate`."""
         result = evaluate(instance, policy)
@@ -306,4 +309,5 @@ class Solution:
             method,
             iterations,
             tuple(history),
+            certificate,
         )

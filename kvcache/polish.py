@@ -79,10 +79,10 @@ def _step(
 
     unit = np.maximum(data.high, 1.0)
     # Tangents of WC at eta0, on both sides of it, and around it.
-    around = reach * unit * np.array([0, -1, -0.3, -1e-3, 1e-3, 0.3, 1])[:, None]
-    points = np.clip(eta0 + around, data.low, data.high)
-    cuts = [data.cut(c, points[:, c]) for c in range(classes)]
-    here = np.array([value[0] for value, _ in cuts])
+    around = reach * unit * np.array([-1, -0.3, -0.03, 0, 0.03, 0.3, 1])[:, None]
+    points = np.vstack([eta0 - 0.5, eta0 + 0.5, eta0 + around])
+    points, values, slopes = data.tangents(np.arange(classes), np.clip(points, data.low, data.high))
+    here = data.worst_cases(np.arange(classes), np.clip(eta0, data.low, data.high))
 
     # Columns: pi, eta / unit, cost of eta above `here`, tardiness / D, v, W.
     at_eta = pair_count + np.arange(classes)
@@ -131,8 +131,7 @@ def _step(
                 l=-float((phi[kk] * pi0[c, kk] * w0[kk]).sum() / deadline[c]),
             )
     for c in np.flatnonzero(data.high > data.low).tolist():
-        value_, slope = cuts[c]
-        lines = zip(slope.tolist(), (value_ - slope * points[:, c]).tolist(), strict=True)
+        lines = zip(slopes[:, c].tolist(), (values - slopes * points)[:, c].tolist(), strict=True)
         for steep, at_zero in sorted(set(lines)):
             add([at_cost[c], at_eta[c]], [1.0, -steep * unit[c]], l=at_zero - here[c])
     headroom = 1 + instance.headroom

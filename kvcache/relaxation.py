@@ -42,18 +42,38 @@ from numpy.typing import NDArray
 
 from kvcache.instance import Instance
 
-__all__ = ["Box", "Data", "Point", "Relaxation", "Tangents", "wait"]
+__all__ = ["Box", "Cut", "Data", "Point", "Relaxation", "Tangents", "packed", "unpacked", "wait"]
 
 Floats = NDArray[np.float64]
 #: (class, configuration) -> tangents of WC found there, as (eta, value, slope).
 Tangents = dict[tuple[int, int], list[tuple[float, float, float]]]
+#: Cuts added together: their kind, where (pairs, configurations, or families and configurations), and at
+#: which share of the range of eta, or at which v.
+Cut = tuple[str, NDArray[np.int64], Floats]
 INF = highspy.kHighsInf
 
 # Utilisation beyond which the tangents of the wait become too steep for floating point: the bound stays
 # valid there, only weaker.
 STEEPEST = 0.995
+# Least number of points at which the worst case of the longest reservation is tabulated.
+SHORTEST = 2000
+_STATUS = [highspy.HighsBasisStatus(b) for b in range(5)]
 # Reduced costs and dual values are trusted up to this share of the scaled objective (about 1e4).
 MARGIN = 1e-7
+
+
+def packed(basis: highspy.HighsBasis) -> tuple[bytes, bytes]:
+    """A basis as one byte per column and per row."""
+    return bytes(map(int, basis.col_status)), bytes(map(int, basis.row_status))
+
+
+def unpacked(columns: bytes, rows: bytes) -> highspy.HighsBasis:
+    """The basis that `packed` made bytes of."""
+    basis = highspy.HighsBasis()
+    basis.col_status = [_STATUS[b] for b in columns]
+    basis.row_status = [_STATUS[b] for b in rows]
+    basis.valid = True
+    return basis
 
 
 def wait(v: Floats) -> Floats:
@@ -107,20 +127,34 @@ class Data:
         )
 
     @cached_property
-    def _table(self) -> Floats:
-        """(I, n) WC_i on the whole tokens 0, 1, ... up to the largest bound on eta."""
-        top = int(np.ceil(self.high.max())) + 2
-        rows = []
-        for i, upper in enumerate(self.instance.max_output_tokens):
-            grid = np.arange(min(top, int(upper) + 1), dtype=float)
-            rows.append(np.pad(self.cut(i, grid)[0], (0, top - grid.size), mode="edge"))
-        return np.array(rows)
+    def _per_token(self) -> int:
+        """Points of `_table` per token: one, more where reservations are short."""
+        return max(1, int(SHORTEST // max(self.high.max(), 1.0)))
+
+    @cached_property
+    def _table(self) -> tuple[Floats, Floats, Floats]:
+        """(I, n) each: points from 0 in equal steps, the last the bound on eta; value and slope of WC_i."""
+        length = int(np.ceil(self.high.max() * self._per_token)) + 2
+        etas = np.minimum(np.arange(length) / self._per_token, self.high[:, None])
+        rows = [self.cut(i, np.unique(row)) for i, row in enumerate(etas)]
+        values, slopes = (
+            np.array([np.pad(row[n], (0, length - row[n].size), mode="edge") for row in rows]) for n in (0, 1)
+        )
+        return etas, values, slopes
+
+    def tangents(self, i: NDArray[np.int64], eta: Floats) -> tuple[Floats, Floats, Floats]:
+        """Tangents of WC_i next to eta: where they touch (a point of the table), their value and slope."""
+        last = np.ceil(self.high[i] * self._per_token)
+        at = np.where(eta >= self.high[i], last, np.rint(eta * self._per_token)).astype(np.int64)
+        return tuple(part[i, at] for part in self._table)
 
     def worst_cases(self, i: NDArray[np.int64], eta: Floats) -> Floats:
-        """WC_i(eta), interpolated between whole tokens: never too low, exact but for kinks between them."""
-        below = np.minimum(eta.astype(np.int64), self._table.shape[1] - 2)
-        part = eta - below
-        return (1 - part) * self._table[i, below] + part * self._table[i, below + 1]
+        """WC_i(eta), interpolated in the table: never too low, exact but for kinks between its points."""
+        etas, values, _ = self._table
+        below = np.minimum((eta * self._per_token).astype(np.int64), values.shape[1] - 2)
+        step = etas[i, below + 1] - etas[i, below]
+        part = np.where(step > 0, (eta - etas[i, below]) / np.where(step > 0, step, 1.0), 0.0)
+        return (1 - part) * values[i, below] + part * values[i, below + 1]
 
     @cached_property
     def prefix_useful(self) -> NDArray[np.bool_]:
@@ -228,6 +262,30 @@ class Box:
             gu=float(instance.gpus),
         )
 
+    @classmethod
+    def everything(cls, classes: int, configs: int) -> Box:
+        """All policies, of whatever instance of this shape."""
+        k, i, ik = np.ones(configs), np.ones(classes), np.ones((classes, configs))
+        yes = ik.astype(bool)
+        return cls(0 * k, INF * k, 0 * k, k, 0 * i, INF * i, 0 * ik, ik, ~yes, yes, 0.0, INF)
+
+    def meet(self, other: Box) -> Box:
+        """What lies in both boxes."""
+        ends = {
+            name: (np.maximum if name[1] == "l" else np.minimum)(getattr(self, name), getattr(other, name))
+            for name in ("zl", "zu", "vl", "vu", "el", "eu", "pl", "pu", "gl", "gu")
+        }
+        return Box(**ends, dl=self.dl | other.dl, du=self.du & other.du)
+
+    def narrowed(self, before: Box, after: Box) -> Box:
+        """This box with every bound replaced that ``after`` has other than ``before``."""
+        changes = {}
+        for name in self.__dataclass_fields__:
+            old, new, own = (getattr(box, name) for box in (before, after, self))
+            if old is not new:
+                changes[name] = np.where(new != old, new, own)[()]
+        return replace(self, **changes)
+
     @cached_property
     def fixed(self) -> bool:
         """Whether all numbers of groups are decided."""
@@ -307,12 +365,16 @@ class Relaxation:
         Pairs whose ``pu`` is 0 here are left out for good.
     pool : Tangents
         Tangents of WC known so far. Those found here are added to it.
+    cuts : what `cuts` was of a relaxation of the same pairs, perhaps of another instance. The same
+        inequalities are then added, at the same places and in the same order, from this instance's data;
+        the pool is left aside.
     """
 
-    def __init__(self, data: Data, box: Box, pool: Tangents) -> None:
+    def __init__(self, data: Data, box: Box, pool: Tangents, cuts: list[Cut] | None = None) -> None:
         self.data = data
         instance, costs = data.instance, data.instance.costs
         self.shape = classes, configs = box.pu.shape
+        self.configs = tuple(np.flatnonzero((box.pu > 0).any(axis=0)).tolist())
         self.pair_class, self.pair_config = i, k = np.nonzero(box.pu > 0)
         pairs = i.size
         free = data.high > data.low
@@ -468,13 +530,25 @@ class Relaxation:
 
         self._build(cost / self.scale)
         self._known: set[tuple] = set()
-        if qi.size:
-            self._wait_cuts([(k_, v) for k_ in np.flatnonzero(queues) for v in (0.0, 0.3, 0.5, 0.7, 0.85)])
-            self._product_cuts([(0, k_, v) for k_ in np.flatnonzero(queues) for v in (0.3, 0.5, 0.7, 0.85)])
+        self._sides: dict[tuple[int, int], tuple[list[int], list[float]]] = {}
+        self._waiting: list[tuple[Floats, list[tuple[list[int], list[float]]]]] = []
+        self.cuts: list[Cut] = []
         self.pool = pool
-        for p in np.flatnonzero(has_h).tolist():
-            for eta, value, slope in pool.get((int(i[p]), int(k[p])), ()):
-                self._add_cost_cuts(np.array([p]), *(np.array([x]) for x in (eta, value, slope)))
+        if cuts is not None:
+            self._repeat(cuts)
+        else:
+            some = np.flatnonzero(queues).tolist() if qi.size else []
+            self._wait_cuts([(k_, v) for k_ in some for v in (0.0, 0.3, 0.5, 0.7, 0.85)])
+            self._product_cuts([(0, k_, v) for k_ in some for v in (0.3, 0.5, 0.7, 0.85)])
+            known = [
+                (p, *tangent)
+                for p in np.flatnonzero(has_h).tolist()
+                for tangent in pool.get((int(i[p]), int(k[p])), ())
+            ]
+            if known:
+                pairs, *tangents = (np.array(part) for part in zip(*known, strict=True))
+                self._add_cost_cuts(pairs, *tangents)
+        self._send()
         self.load_box(box)
 
     @staticmethod
@@ -619,61 +693,86 @@ class Relaxation:
 
     # ---- cuts ---------------------------------------------------------------------------------
 
-    def _add_rows(self, lower: list[float] | Floats, entries: list[tuple[list[int], list[float]]]) -> None:
-        starts = np.cumsum([0] + [len(columns) for columns, _ in entries[:-1]]).astype(np.int32)
-        index = np.array([c for columns, _ in entries for c in columns], dtype=np.int32)
-        value = np.array([x for _, values in entries for x in values])
-        count = len(entries)
-        if count == 0:
-            return
-        self.highs.addRows(count, np.array(lower), np.full(count, INF), index.size, starts, index, value)
-        self._rows += count
+    def _add_rows(self, lower: Floats, entries: list[tuple[list[int], list[float]]]) -> None:
+        self._waiting.append((lower, entries))
+        self._rows += len(entries)
+
+    def _send(self) -> None:
+        """Give the solver the cuts that were found since the last time."""
+        entries = [entry for _, part in self._waiting for entry in part]
+        if entries:
+            starts = np.cumsum([0] + [len(columns) for columns, _ in entries[:-1]]).astype(np.int32)
+            index = np.array([c for columns, _ in entries for c in columns], dtype=np.int32)
+            value = np.array([x for _, values in entries for x in values])
+            lower = np.concatenate([part for part, _ in self._waiting])
+            count = len(entries)
+            self.highs.addRows(count, lower, np.full(count, INF), index.size, starts, index, value)
+        self._waiting = []
+
+    def _repeat(self, cuts: list[Cut]) -> None:
+        """Add the tangents that another relaxation had, where they touch this instance's functions."""
+        for kind, where, at in cuts:
+            if kind == "cost":
+                i = self.pair_class[where]
+                etas = self.data.low[i] + at * (self.data.high[i] - self.data.low[i])
+                self._add_cost_cuts(where, *self.data.tangents(i, etas))
+            elif kind == "wait":
+                self._wait_cuts(list(zip(where.tolist(), at.tolist(), strict=True)))
+            else:
+                family, k = where
+                self._product_cuts(list(zip(family.tolist(), k.tolist(), at.tolist(), strict=True)))
 
     def _add_cost_cuts(self, pairs: NDArray[np.int64], etas: Floats, values: Floats, slopes: Floats) -> None:
         """Tangents of WC at ``etas`` with these values and slopes, one per pair."""
-        i = self.pair_class[pairs]
-        rates = self.data.instance.arrival_rates[i] / self.scale
-        on_pi = -rates * (values - slopes * etas - self.data.cheapest[i])
+        data, i = self.data, self.pair_class[pairs]
+        self.cuts.append(("cost", pairs, (etas - data.low[i]) / (data.high[i] - data.low[i])))
+        rates = data.instance.arrival_rates[i] / self.scale
+        on_pi = -rates * (values - slopes * etas - data.cheapest[i])
         on_h = -rates * slopes * self.eta_unit[i]
-        self._add_rows(
-            np.zeros(pairs.size),
-            [
-                ([int(self.w[p]), int(self.pi[p]), int(self.h[p])], [1.0, float(x), float(y)])
-                for p, x, y in zip(pairs, on_pi, on_h, strict=True)
-            ],
-        )
+        columns = np.column_stack([self.w[pairs], self.pi[pairs], self.h[pairs]]).tolist()
+        entries = np.column_stack([np.ones(pairs.size), on_pi, on_h]).tolist()
+        self._add_rows(np.zeros(pairs.size), list(zip(columns, entries, strict=True)))
 
     def _wait_cuts(self, at: list[tuple[int, float]]) -> None:
         """Tangents of v / (1 - v)."""
-        lower, entries = [], []
-        for k, v in at:
-            if ("w", k, v) in self._known:
-                continue
-            self._known.add(("w", k, v))
-            slope = 1 / (1 - v) ** 2
-            lower.append(v / (1 - v) - slope * v)
-            entries.append(([int(self.wait[k]), int(self.v[k])], [1.0, -slope]))
-        if entries:
-            self._add_rows(lower, entries)
+        at = [(k, v) for k, v in at if ("w", k, v) not in self._known]
+        if not at:
+            return
+        self._known.update(("w", k, v) for k, v in at)
+        k, v = (np.array(part) for part in zip(*at, strict=True))
+        self.cuts.append(("wait", k, v))
+        slope = 1 / (1 - v) ** 2
+        columns = np.column_stack([self.wait[k], self.v[k]]).tolist()
+        entries = np.column_stack([np.ones(v.size), -slope]).tolist()
+        self._add_rows(v / (1 - v) - slope * v, list(zip(columns, entries, strict=True)))
 
     def _product_cuts(self, at: list[tuple[int, int, float]]) -> None:
         """Tangents of z g(V / z), g(v) = v^2 / (1 - v), under the load times the wait: (family, k, v)."""
-        lower, entries = [], []
+        at = [(f, k, v) for f, k, v in at if ("g", f, k, v) not in self._known]
+        if not at:
+            return
+        self._known.update(("g", *which) for which in at)
+        families, configs, places = (np.array(part) for part in zip(*at, strict=True))
+        self.cuts.append(("product", np.array([families, configs]), places))
+        entries = []
         for family, k, v in at:
-            if ("g", family, k, v) in self._known:
-                continue
-            self._known.add(("g", family, k, v))
             slope = v * (2 - v) / (1 - v) ** 2
-            columns, values = [int(self.load[k]), int(self.z[k])], [-slope, slope * v - v * v / (1 - v)]
+            mine, weights = self._left_side(family, k)
+            columns = [int(self.load[k]), int(self.z[k]), *mine]
+            entries.append((columns, [-slope, slope * v - v * v / (1 - v), *weights]))
+        self._add_rows(np.zeros(len(entries)), entries)
+
+    def _left_side(self, family: int, k: int) -> tuple[list[int], list[float]]:
+        """Columns and coefficients of a family's bound on the load of k times its wait."""
+        if (family, k) not in self._sides:
             pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
+            columns, values = [], []
             for block, weights in zip(self._blocks, self._families[family], strict=True):
                 mine = pairs[(weights[pairs] != 0) & (block[pairs] >= 0)]
                 columns += block[mine].tolist()
                 values += weights[mine].tolist()
-            lower.append(0.0)
-            entries.append((columns, values))
-        if entries:
-            self._add_rows(lower, entries)
+            self._sides[family, k] = columns, values
+        return self._sides[family, k]
 
     # ---- solving ------------------------------------------------------------------------------
 
@@ -719,11 +818,32 @@ class Relaxation:
         return self.highs.getBasis()
 
     def set_basis(self, basis: highspy.HighsBasis) -> None:
-        """Start the next solve from ``basis``; cuts added since then enter as basic."""
+        """Start the next solve from ``basis``; cuts added since then enter as basic.
+
+        One of other columns, or of more rows, is ignored.
+        """
         missing = self._rows - len(basis.row_status)
+        if missing < 0 or len(basis.col_status) != self._columns:
+            return
         if missing:
             basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
         self.highs.setBasis(basis)
+
+    def binding(self, rows: list[bytes]) -> tuple[tuple[Cut, ...], list[bytes]]:
+        """The cuts that are not basic in some of these bases, and the bases (of rows) without the others."""
+        basic, fixed = int(highspy.HighsBasisStatus.kBasic), self._fixed_rows
+        status = np.full((len(rows), self._rows), basic, dtype=np.uint8)
+        for own, row in zip(status, rows, strict=True):
+            own[: len(row)] = np.frombuffer(row, dtype=np.uint8)
+        keep = (status != basic).any(axis=0)
+        keep[:fixed] = True
+        cuts, at = [], fixed
+        for kind, where, points in self.cuts:
+            mine = keep[at : at + points.size]
+            at += points.size
+            if mine.any():
+                cuts.append((kind, where[..., mine], points[mine]))
+        return tuple(cuts), [own[keep].tobytes() for own in status]
 
     def _point(self) -> Point:
         solution = self.highs.getSolution()
@@ -795,12 +915,9 @@ class Relaxation:
             if point.z[k] <= 1e-7:
                 continue
             v = min(float(point.load[k] / point.z[k]), STEEPEST)
-            pairs = np.flatnonzero((self.pair_config == k) & self.has_q)
-            for family, weights in enumerate(self._families):
-                left = sum(
-                    float(w[pairs] @ np.where(block[pairs] >= 0, x[block[pairs]], 0.0))
-                    for block, w in zip(self._blocks, weights, strict=True)
-                )
+            for family in range(len(self._families)):
+                columns, weights = self._left_side(family, k)
+                left = float(x[columns] @ weights)
                 missing = point.z[k] * v * v / (1 - v) - left
                 if missing > 1e-4 * (1e-3 + left) and ("g", family, k, v) not in self._known:
                     products.append((family, k, v))
@@ -815,4 +932,5 @@ class Relaxation:
                 self.pool.setdefault(at, []).append(tuple(map(float, tangent)))
         self._wait_cuts(steep)
         self._product_cuts(products)
+        self._send()
         return True
