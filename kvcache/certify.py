@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvcache.instance import Instance
+from kvcache.levels import Grid, Levels, grid
 from kvcache.policy import Policy, Solution, evaluate
 from kvcache.polish import fit, polish, prefixes_for
-from kvcache.relaxation import Box, Cut, Data, Point, Relaxation, Tangents, packed, unpacked, wait
+from kvcache.relaxation import Box, Cut, Data, Point, Program, Relaxation, Tangents, packed, unpacked, wait
 
 __all__ = ["certify"]
 
@@ -36,6 +37,9 @@ DEPTH = 6
 WIDTH = 60
 EVERY = 20
 RELIABLE = 2
+# Levels of each configuration at first, and how often those that matter are divided.
+LEVELS = 3
+DIVISIONS = 4
 # Parts of a proof beyond which it is not worth keeping.
 MOST_PARTS = 4000
 
@@ -60,7 +64,7 @@ class _Node:
     number: int
     box: Box = field(compare=False)
     part: Box = field(compare=False)
-    basis: tuple[Relaxation, object] | None = field(compare=False, default=None)
+    basis: tuple[Program, object] | None = field(compare=False, default=None)
 
 
 @dataclass(frozen=True)
@@ -72,13 +76,13 @@ class Certificate:
     group_gpus : (K,) of the instance. Splits on the GPUs in use rest on their common divisor.
     parts : boxes that together hold every policy there is.
     bases : per part, the program that bounded it last, by its place in ``programs``, and its basis.
-    programs : the cuts of each program, and the configurations it has.
+    programs : of each, the configurations it has, its cuts, and its grid if it is one of `Levels`.
     """
 
     group_gpus: tuple[int, ...]
     parts: tuple[Box, ...]
     bases: tuple[tuple[int, bytes, bytes] | None, ...]
-    programs: tuple[tuple[tuple[int, ...], tuple[Cut, ...]], ...]
+    programs: tuple[tuple[tuple[int, ...], tuple[Cut, ...], Grid | None], ...]
 
     def fits(self, data: Data) -> bool:
         """Whether the parts hold every policy of this instance too."""
@@ -113,7 +117,8 @@ class _Search:
     deep: set[tuple[int, ...]] = field(default_factory=set)
     pool: Tangents = field(default_factory=dict)
     models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
-    leaves: list[tuple[Box, tuple[Relaxation, object] | None]] = field(default_factory=list)
+    whole: Levels | None = None
+    leaves: list[tuple[Box, tuple[Program, object] | None]] = field(default_factory=list)
     records: dict[tuple, list[Floats]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -198,7 +203,9 @@ class _Search:
         The relaxation sees little of the waiting, so it deploys less than pays.
         """
         n, budget = self.data.instance.group_gpus, self.data.instance.gpus
-        found: list[Floats] = []
+        # All GPUs to one of the configurations in use.
+        found = [unit * (budget // size) for unit, size in zip(np.eye(n.size), n, strict=True)]
+        found = [z for z in found if z @ relaxed > INTEGRAL]
         most = max(budget / max(float(n @ relaxed), 1e-9), 1.0)
         for factor in (1.0, min(1.3, most), np.sqrt(most), most):
             wanted = np.minimum(relaxed * factor, self.root.zu)
@@ -380,11 +387,13 @@ class _Search:
             split(("e", i), worth, box.with_("eu", i, mean), box.with_("el", i, mean))
         return out
 
-    def model(self, box: Box) -> Relaxation:
-        """The smallest relaxation at hand for a box; a new one where that is much too large.
+    def model(self, box: Box) -> Program:
+        """The relaxation for a box: in levels while numbers of groups are open, else the smallest at hand.
 
         Configurations that a box leaves no groups do not burden its linear programs.
         """
+        if not box.fixed and self.whole is not None:
+            return self.whole
         needed = set(np.flatnonzero(box.zu > 0).tolist())
         names = [name for name in self.models if needed <= set(name)]
         name = min(names, key=len, default=None)
@@ -397,6 +406,22 @@ class _Search:
         """A new relaxation of these configurations."""
         only = np.isin(np.arange(self.root.zu.size), name)
         return Relaxation(self.data, replace(self.root, pu=self.root.pu * only), self.pool, cuts)
+
+    def divide(self, box: Box) -> None:
+        """Set up the relaxation in levels, dividing those that matter while its bound leaves a gap."""
+        edges = grid(self.data, self.root, LEVELS)
+        for division in range(DIVISIONS + 1):
+            self.whole = Levels(self.data, self.root, edges)
+            self.load(self.whole, box)
+            point = self.whole.solve(self.cutoff, precision=self.gap / 20)
+            if point is None or time.perf_counter() > self.deadline:
+                return
+            if division == 0:
+                for z in self.roundings(point.z):
+                    self.try_groups(z)
+                if self.value > point.bound + self.gap * abs(self.value):
+                    self.explore()
+            edges = self.whole.refined()
 
     def load(self, relaxation: Relaxation, box: Box) -> None:
         """Load a box: sharp where its groups are fixed, quick to re-optimise where they are not."""
@@ -427,6 +452,8 @@ class _Search:
         everything = Box.everything(*self.root.pu.shape)
         self.open = [_Node(0.0, 0, self.root.tightened(self.data), everything)]
         if certificate is None or not certificate.fits(self.data):
+            if self.node_limit > 0 and not self.open[0].box.fixed:
+                self.divide(self.open[0].box)
             return
         waiting = [
             _Node(0.0, number, box, part)
@@ -435,7 +462,8 @@ class _Search:
         ]
         # Until all parts are bounded the root stands for those that are not.
         self.current, self.open = self.open[0], []
-        programs: dict[int, Relaxation] = {}
+        programs: dict[int, Program] = {}
+        started = False
         for node in sorted(waiting, key=lambda n: (certificate.bases[n.number] or (-1,))[0]):
             if time.perf_counter() > self.deadline:
                 self.open, self.leaves, self.current = [self.current], [], None
@@ -446,14 +474,19 @@ class _Search:
             else:
                 at, *status = kept
                 if at not in programs:
-                    name, cuts = certificate.programs[at]
-                    programs[at] = self.program(name, cuts)
-                    self.models.setdefault(name, programs[at])
+                    name, cuts, edges = certificate.programs[at]
+                    if edges is None:
+                        programs[at] = self.program(name, cuts)
+                        self.models.setdefault(name, programs[at])
+                    else:
+                        programs[at] = self.whole = Levels(self.data, self.root, edges, cuts)
                 relaxation, basis = programs[at], tuple(status)
             self.load(relaxation, node.box)
-            if basis is not None:
+            # Boxes of a program in levels differ by bounds alone: the last basis is as good as their own.
+            if basis is not None and (relaxation is not self.whole or not started):
                 relaxation.set_basis(unpacked(*basis))
-            point = relaxation.solve(self.cutoff, precision=self.gap / 20)
+            started |= relaxation is self.whole
+            point = relaxation.solve(self.cutoff, rounds=1)
             if point is None and relaxation.trusted:
                 # Where the proof goes as before, so may the next one.
                 self.close(node.part, None if basis is None else (relaxation, basis), self.cutoff)
@@ -473,7 +506,7 @@ class _Search:
                     return
                 children = self.expand(self.current)
                 self.nodes += 1
-                if self.nodes % EVERY == 0:
+                if self.nodes % EVERY == 0 and not self.warm:
                     self.intensify()
                 # Where the groups are fixed, go down at once: that is where policies are found.
                 dive = bool(children) and self.current.box.fixed
@@ -493,7 +526,7 @@ class _Search:
         leaves = self.leaves + [(node.part, node.basis) for node in nodes]
         if len(leaves) > MOST_PARTS:
             return None
-        programs: dict[int, tuple[int, Relaxation]] = {}
+        programs: dict[int, tuple[int, Program]] = {}
         bases = []
         for _, basis in leaves:
             if basis is None:
@@ -506,7 +539,7 @@ class _Search:
         for at, relaxation in programs.values():
             mine = [n for n, basis in enumerate(bases) if basis is not None and basis[0] == at]
             cuts, rows = relaxation.binding([bases[n][2] for n in mine])
-            recipes.append((relaxation.configs, cuts))
+            recipes.append((relaxation.configs, cuts, getattr(relaxation, "edges", None)))
             for n, status in zip(mine, rows, strict=True):
                 bases[n] = at, bases[n][1], status
         return Certificate(
@@ -534,10 +567,10 @@ class _Search:
         if whole:
             self.from_point(point, np.round(point.z), quick=True)
         before = self.value
-        if self.nodes % 10 == 0 and not (self.nodes == 0 and self.warm):
+        if self.nodes % 10 == 0 and not self.warm:
             for z in self.roundings(point.z):
                 self.try_groups(z)
-        elif whole and not box.fixed:
+        elif whole and not box.fixed and not self.warm:
             self.try_groups(np.round(point.z))
         if self.value < before and not box.fixed and self.value > bound + self.gap * abs(self.value):
             self.explore()

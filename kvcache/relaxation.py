@@ -42,7 +42,7 @@ from numpy.typing import NDArray
 
 from kvcache.instance import Instance
 
-__all__ = ["Box", "Cut", "Data", "Point", "Relaxation", "Tangents", "packed", "unpacked", "wait"]
+__all__ = ["Box", "Cut", "Data", "Point", "Program", "Relaxation", "Tangents", "packed", "unpacked", "wait"]
 
 Floats = NDArray[np.float64]
 #: (class, configuration) -> tangents of WC found there, as (eta, value, slope).
@@ -355,7 +355,133 @@ class Point:
     reduced_z: Floats
 
 
-class Relaxation:
+class Program:
+    """What the relaxations share: a linear program in the solver, its rounds of cuts, and its basis."""
+
+    data: Data
+    highs: highspy.Highs
+    scale: float
+    offset: float
+    cuts: list[Cut]
+    _rows: int
+    _columns: int
+
+    def _pass(
+        self, cost: Floats, low: Floats, high: Floats, row: NDArray, column: NDArray, value: Floats, **options
+    ) -> None:
+        """Give the solver the program with these entries; rows after those given now are cuts."""
+        order = np.lexsort((column, row))
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = self._columns, self._rows
+        lp.col_cost_ = cost
+        lp.col_lower_, lp.col_upper_ = np.zeros(self._columns), np.full(self._columns, INF)
+        lp.row_lower_, lp.row_upper_ = low, high
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = self._columns, self._rows
+        lp.a_matrix_.start_ = np.searchsorted(row[order], np.arange(self._rows + 1)).astype(np.int32)
+        lp.a_matrix_.index_ = column[order].astype(np.int32)
+        lp.a_matrix_.value_ = value[order]
+        self.highs = highspy.Highs()
+        settings = {
+            "output_flag": False,
+            "threads": 1,
+            "parallel": "off",
+            "presolve": "off",
+            "solver": "simplex",
+            "random_seed": 0,
+            # The programs are scaled by construction; these settings halve the time of a warm solve.
+            "simplex_scale_strategy": 0,
+            "simplex_dual_edge_weight_strategy": 1,
+            "simplex_initial_condition_check": False,
+            "simplex_iteration_limit": 100_000,
+        }
+        for option, setting in (settings | options).items():
+            self.highs.setOptionValue(option, setting)
+        self.highs.passModel(lp)
+        self._fixed_rows = self._rows
+
+    def _point(self) -> Point:
+        raise NotImplementedError
+
+    def _separate(self, point: Point, tolerance: float) -> bool:
+        raise NotImplementedError
+
+    def _bound(self) -> float:
+        """What the last optimum proves, in cost units."""
+        objective = self.highs.getInfo().objective_function_value
+        return max(self.offset + self.scale * (objective - MARGIN * 1e4), 0.0)
+
+    def solve(self, cutoff: float = np.inf, *, rounds: int = 20, precision: float = 1e-6) -> Point | None:
+        """The bound on the loaded box, after rounds of cuts; None when it is empty or above ``cutoff``.
+
+        ``trusted`` is False afterwards where None means that the solver gave up, which proves nothing.
+
+        Cuts are added while what they cut off exceeds ``precision`` of the cost, and while a round brings
+        the bound nearer to the cutoff by a twentieth of what is left.
+        """
+        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale + MARGIN * 1e4
+        self.highs.setOptionValue("objective_bound", limit)
+        point, self.trusted = None, True
+        before = -np.inf
+        for last in range(rounds - 1, -1, -1):
+            self.highs.run()
+            status = self.highs.getModelStatus()
+            if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound):
+                return None
+            if status != highspy.HighsModelStatus.kOptimal:
+                # Numerical trouble: start over without the basis.
+                self.highs.clearSolver()
+                self.highs.run()
+                status = self.highs.getModelStatus()
+                if status == highspy.HighsModelStatus.kInfeasible:
+                    return None
+                if status != highspy.HighsModelStatus.kOptimal:
+                    self.trusted = point is not None
+                    return point
+            point = self._point()
+            if point.bound >= cutoff:
+                return None
+            if np.isfinite(cutoff) and point.bound - before < 0.05 * (cutoff - point.bound):
+                break
+            before = point.bound
+            if last == 0 or not self._separate(point, precision * max(abs(point.bound), self.scale)):
+                break
+        return point
+
+    def basis(self) -> highspy.HighsBasis:
+        """The basis of the last solve, to return to the same region later."""
+        return self.highs.getBasis()
+
+    def set_basis(self, basis: highspy.HighsBasis) -> None:
+        """Start the next solve from ``basis``; cuts added since then enter as basic.
+
+        One of other columns, or of more rows, is ignored.
+        """
+        missing = self._rows - len(basis.row_status)
+        if missing < 0 or len(basis.col_status) != self._columns:
+            return
+        if missing:
+            basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
+        self.highs.setBasis(basis)
+
+    def binding(self, rows: list[bytes]) -> tuple[tuple[Cut, ...], list[bytes]]:
+        """The cuts that are not basic in some of these bases, and the bases (of rows) without the others."""
+        basic, fixed = int(highspy.HighsBasisStatus.kBasic), self._fixed_rows
+        status = np.full((len(rows), self._rows), basic, dtype=np.uint8)
+        for own, row in zip(status, rows, strict=True):
+            own[: len(row)] = np.frombuffer(row, dtype=np.uint8)
+        keep = (status != basic).any(axis=0)
+        keep[:fixed] = True
+        cuts, at = [], fixed
+        for kind, where, points in self.cuts:
+            mine = keep[at : at + points.size]
+            at += points.size
+            if mine.any():
+                cuts.append((kind, where[..., mine], points[mine]))
+        return tuple(cuts), [own[keep].tobytes() for own in status]
+
+
+class Relaxation(Program):
     """The linear program over one set of (class, configuration) pairs; boxes are loaded into it in turn.
 
     Parameters
@@ -412,8 +538,6 @@ class Relaxation:
         cost[self.late] = costs.slo * rates * instance.latency_slos
         cost[self.pi] = rates[i] * (data.cheapest[i] - costs.rejection)
         cost[self.w[has_h]] = self.scale
-        lower, upper = np.zeros(self._columns), np.full(self._columns, INF)
-        self._col_bounds = lower, upper
 
         # Rows: lists of (row, column, value); the entries that depend on the box come with a function.
         self._entries: list[tuple[NDArray, NDArray, NDArray]] = []
@@ -576,38 +700,10 @@ class Relaxation:
         self._boxed_col = column[plain.size :].astype(np.int32)
         self._boxed_value = np.full(self._boxed_row.size, -0.5)
         value = np.concatenate([plain, self._boxed_value])
-        order = np.lexsort((column, row))
-        starts = np.searchsorted(row[order], np.arange(self._rows + 1))
         self._low, self._high = np.concatenate(self._row_lower), np.concatenate(self._row_upper)
-
-        lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = self._columns, self._rows
-        lp.col_cost_ = cost
-        lp.col_lower_, lp.col_upper_ = self._col_bounds
-        lp.row_lower_, lp.row_upper_ = self._low, self._high
-        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = self._columns, self._rows
-        lp.a_matrix_.start_ = starts.astype(np.int32)
-        lp.a_matrix_.index_ = column[order].astype(np.int32)
-        lp.a_matrix_.value_ = value[order]
-        self.highs = highspy.Highs()
-        for option, setting in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("parallel", "off"),
-            ("presolve", "off"),
-            ("solver", "simplex"),
-            ("random_seed", 0),
-            # The program is scaled by construction; these settings halve the time of a warm solve.
-            ("simplex_scale_strategy", 0),
-            ("simplex_dual_edge_weight_strategy", 1),
-            ("dual_simplex_cost_perturbation_multiplier", 0.0),
-            ("simplex_initial_condition_check", False),
-            ("simplex_iteration_limit", 100_000),
-        ):
-            self.highs.setOptionValue(option, setting)
-        self.highs.passModel(lp)
-        self._fixed_rows = self._rows
+        self._pass(
+            cost, self._low, self._high, row, column, value, dual_simplex_cost_perturbation_multiplier=0.0
+        )
 
     def load_box(self, box: Box, frame: Box | None = None) -> None:
         """Make the program the relaxation on ``box``: only entries that differ are sent to the solver.
@@ -776,80 +872,10 @@ class Relaxation:
 
     # ---- solving ------------------------------------------------------------------------------
 
-    def solve(self, cutoff: float = np.inf, *, rounds: int = 20, precision: float = 1e-6) -> Point | None:
-        """The bound on the loaded box, after rounds of cuts; None when it is empty or above ``cutoff``.
-
-        ``trusted`` is False afterwards where None means that the solver gave up, which proves nothing.
-
-        Cuts are added while what they cut off exceeds ``precision`` of the cost, and while a round brings
-        the bound nearer to the cutoff by a twentieth of what is left.
-        """
-        limit = INF if not np.isfinite(cutoff) else (cutoff - self.offset) / self.scale + MARGIN * 1e4
-        self.highs.setOptionValue("objective_bound", limit)
-        point, self.trusted = None, True
-        before = -np.inf
-        for last in range(rounds - 1, -1, -1):
-            self.highs.run()
-            status = self.highs.getModelStatus()
-            if status in (highspy.HighsModelStatus.kInfeasible, highspy.HighsModelStatus.kObjectiveBound):
-                return None
-            if status != highspy.HighsModelStatus.kOptimal:
-                # Numerical trouble: start over without the basis.
-                self.highs.clearSolver()
-                self.highs.run()
-                status = self.highs.getModelStatus()
-                if status == highspy.HighsModelStatus.kInfeasible:
-                    return None
-                if status != highspy.HighsModelStatus.kOptimal:
-                    self.trusted = point is not None
-                    return point
-            point = self._point()
-            if point.bound >= cutoff:
-                return None
-            if np.isfinite(cutoff) and point.bound - before < 0.05 * (cutoff - point.bound):
-                break
-            before = point.bound
-            if last == 0 or not self._separate(point, precision * max(abs(point.bound), self.scale)):
-                break
-        return point
-
-    def basis(self) -> highspy.HighsBasis:
-        """The basis of the last solve, to return to the same region later."""
-        return self.highs.getBasis()
-
-    def set_basis(self, basis: highspy.HighsBasis) -> None:
-        """Start the next solve from ``basis``; cuts added since then enter as basic.
-
-        One of other columns, or of more rows, is ignored.
-        """
-        missing = self._rows - len(basis.row_status)
-        if missing < 0 or len(basis.col_status) != self._columns:
-            return
-        if missing:
-            basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
-        self.highs.setBasis(basis)
-
-    def binding(self, rows: list[bytes]) -> tuple[tuple[Cut, ...], list[bytes]]:
-        """The cuts that are not basic in some of these bases, and the bases (of rows) without the others."""
-        basic, fixed = int(highspy.HighsBasisStatus.kBasic), self._fixed_rows
-        status = np.full((len(rows), self._rows), basic, dtype=np.uint8)
-        for own, row in zip(status, rows, strict=True):
-            own[: len(row)] = np.frombuffer(row, dtype=np.uint8)
-        keep = (status != basic).any(axis=0)
-        keep[:fixed] = True
-        cuts, at = [], fixed
-        for kind, where, points in self.cuts:
-            mine = keep[at : at + points.size]
-            at += points.size
-            if mine.any():
-                cuts.append((kind, where[..., mine], points[mine]))
-        return tuple(cuts), [own[keep].tobytes() for own in status]
-
     def _point(self) -> Point:
         solution = self.highs.getSolution()
         x = np.array(solution.col_value)
         dual_columns, dual_rows = np.array(solution.col_dual), np.array(solution.row_dual)
-        objective = self.highs.getInfo().objective_function_value
         i, k = self.pair_class, self.pair_config
 
         def matrix(columns: NDArray[np.int64], unit: float | Floats = 1.0) -> Floats:
@@ -864,9 +890,8 @@ class Relaxation:
         h[fixed] = pi[fixed] * self.data.high[fixed, None]
         reduced = np.zeros(self.shape)
         reduced[i, k] = dual_columns[self.pi] * self.scale
-        bound = self.offset + self.scale * (objective - MARGIN * 1e4)
         return Point(
-            bound=max(bound, 0.0),
+            bound=self._bound(),
             z=x[self.z],
             v=x[self.v],
             load=x[self.load],
