@@ -21,7 +21,7 @@ from kvcache.policy import Policy, Solution, evaluate
 from kvcache.polish import fit, polish, prefixes_for
 from kvcache.relaxation import Box, Cut, Data, Point, Program, Relaxation, Tangents, packed, unpacked, wait
 
-__all__ = ["certify"]
+__all__ = ["Certificate", "certify"]
 
 Floats = NDArray[np.float64]
 #: Called after every box with the lower bound, the best cost and the number of boxes done.
@@ -669,7 +669,9 @@ def certify(
         with the bound proven so far, and status ``feasible``.
     gap : relative distance between cost and lower bound at which to stop.
     start : a policy (or a solution) to start from, for instance the one in force before a drift. It is
-        brought into the constraints of this instance first, and ignored where its groups do not fit.
+        brought into the constraints of this instance first, and ignored where its groups do not fit. A
+        solution of `certify` also carries its proof (``certificate``), which is then repeated: see below.
+        One for other classes or configurations is left aside.
     reservations : (I,) prescribed r_i = L_in + eta_i in tokens. The rest is then optimal for them.
     node_limit : boxes to expand at most, a deterministic limit.
     progress : called after every box with (lower bound, best cost, boxes done).
@@ -682,7 +684,17 @@ def certify(
     Raises
     ------
     ValueError
-        If ``gap`` is not positive, or ``reservations`` or ``start`` do not fit the instance.
+        If ``gap`` is not positive, or ``reservations`` or a policy as ``start`` do not fit the instance.
+
+    Notes
+    -----
+    A proof is a set of boxes that hold every policy, each with a linear program whose optimum bounds it.
+    The boxes are bounds that splits set, and a split leaves no policy out whatever the lengths, rates,
+    deadlines, costs or budget are (only that on the GPUs in use rests on the sizes of the groups, which
+    must be the same). So they serve another instance: each is narrowed by what that instance implies, and
+    bounded by a program with its data, whose cuts touch its functions where those of the earlier program
+    touched theirs and which starts from the earlier basis. Nothing of the earlier costs or duals is
+    believed. Boxes that do not reach the cutoff any more are split further, as in any search.
     """
     began = time.perf_counter()
     if not gap > 0:
@@ -697,6 +709,10 @@ def certify(
     nothing = np.zeros(shape)
     search.offer(Policy.of(instance, np.zeros(shape[1]), data.high, nothing, nothing))
     try:
+        if isinstance(start, Solution) and (
+            start.policy is None or start.policy.routing.shape != instance.offered_loads.shape
+        ):
+            start = None
         if start is not None:
             before = search.value
             search.offer(_adapted(data, start, gap))
@@ -726,9 +742,10 @@ def _adapted(data: Data, start: Policy | Solution, gap: float) -> Policy:
     """A policy of another time, brought into the constraints of this instance and improved."""
     policy = start.policy if isinstance(start, Solution) else start
     instance = data.instance
-    if policy is None or policy.routing.shape != instance.offered_loads.shape:
-        found = None if policy is None else policy.routing.shape
-        raise ValueError(f"start: routing of shape {found}; expected {instance.offered_loads.shape}")
+    if policy.routing.shape != instance.offered_loads.shape:
+        raise ValueError(
+            f"start: routing of shape {policy.routing.shape}; expected {instance.offered_loads.shape}"
+        )
     z = policy.groups.astype(float)
     eta = policy.reservations - instance.input_tokens
     fitted = fit(data, z, eta, policy.routing, policy.prefix_cache)
