@@ -499,7 +499,7 @@ class _Search:
 
     def run(self) -> None:
         """Expand boxes until the gap is closed or a limit strikes."""
-        while self.open and self.open[0].bound < self.cutoff:
+        while self.open and self.value - self.lower_bound > self.gap * abs(self.value):
             self.current = heapq.heappop(self.open)
             while self.current is not None:
                 if self.nodes >= self.node_limit or time.perf_counter() > self.deadline:

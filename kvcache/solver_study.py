@@ -1,7 +1,7 @@
 """The solvers side by side: Table III, growth of time, readings of Block 3, and the optimum's structure.
 
-Objectives and bounds do not depend on the clock in the quick profile: every run there ends by itself or
-at a number of nodes. Seconds, and whatever a licence or a time limit decides, are tables of their own.
+Objectives and bounds do not depend on the clock in the quick profile: every run there ends by itself.
+Seconds, and whatever a licence or a time limit decides, are tables of their own.
 """
 
 from __future__ import annotations
@@ -61,7 +61,6 @@ class Study:
 
     sizes: dict[str, int]
     limit: float | None
-    nodes: int | None
     gaps: dict[str, float]
 
     @classmethod
@@ -70,7 +69,7 @@ class Study:
         everything = len(instances.TABLE3_SIZES)
         loose = {"10x8x1000": 1e-3, "15x12x2000": 1e-3}
         if profile == "full":
-            return cls(dict.fromkeys(METHODS, everything), 300.0, None, loose)
+            return cls(dict.fromkeys(METHODS, everything), 300.0, loose)
         return cls(
             {
                 "certified": everything,
@@ -82,16 +81,12 @@ class Study:
                 "literal MIBLP, SCIP": 1,
             },
             None,
-            150,
             loose,
         )
 
 
 def _run(instance: Instance, name: str, study: Study) -> Solution:
     method, options = METHODS[name]
-    options = dict(options)
-    if method == "certified" and study.nodes is not None:
-        options["node_limit"] = study.nodes
     gap = study.gaps.get(instance.name, 1e-4)
     return solve(instance, method, time_limit=study.limit, gap=gap, **options)
 
