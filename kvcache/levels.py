@@ -170,7 +170,8 @@ class Levels(Program):
         self._col = np.concatenate([column for _, column in self._at])
         row, column, value = (np.concatenate([e[n] for e in entries]) for n in range(3))
         self._value = value[-self._row.size :]
-        self._pass(cost / self.scale, np.concatenate(low), np.concatenate(high), row, column, value)
+        sides = np.concatenate(low), np.concatenate(high)
+        self._pass(cost / self.scale, *sides, row, column, value, simplex_dual_edge_weight_strategy=2)
         self.cuts: list[Cut] = []
         if cuts is None:
             some = np.flatnonzero(data.high > data.low)
@@ -228,7 +229,7 @@ class Levels(Program):
             self.highs.changeCoeff(int(self._row[at]), int(self._col[at]), float(new[at]))
         self._value = new
         i, k, ck = self.flow_class, self.flow_config, self.cell_config
-        inside = (self.low <= box.vu[ck]) & (self.high >= box.vl[ck]) & (box.zu[ck] > 0)
+        inside = (self.low <= box.vu[ck] + 1e-9) & (self.high >= box.vl[ck] - 1e-9) & (box.zu[ck] > 0)
         lower, upper = np.zeros(self._columns), np.full(self._columns, INF)
         upper[self.w] = inside
         upper[self.z] = np.where(inside, box.zu[ck], 0.0)
