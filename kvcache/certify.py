@@ -455,11 +455,14 @@ class _Search:
             if self.node_limit > 0 and not self.open[0].box.fixed:
                 self.divide(self.open[0].box)
             return
-        waiting = [
-            _Node(0.0, number, box, part)
-            for number, part in enumerate(certificate.parts)
-            if (box := part.meet(self.root).tightened(self.data)) is not None
-        ]
+        waiting = []
+        for number, part in enumerate(certificate.parts):
+            box = part.meet(self.root).tightened(self.data)
+            if box is None:
+                # Empty here, but perhaps not for the instance after this one.
+                self.close(part, None, np.inf)
+            else:
+                waiting.append(_Node(0.0, number, box, part))
         # Until all parts are bounded the root stands for those that are not.
         self.current, self.open = self.open[0], []
         programs: dict[int, Program] = {}
@@ -469,7 +472,9 @@ class _Search:
                 self.open, self.leaves, self.current = [self.current], [], None
                 return
             kept = certificate.bases[node.number]
-            if kept is None:
+            # A program of fewer configurations than the box has would bound something else.
+            used = set(np.flatnonzero(node.box.zu > 0).tolist())
+            if kept is None or not used <= set(certificate.programs[kept[0]][0]):
                 relaxation, basis = self.model(node.box), None
             else:
                 at, *status = kept
@@ -480,7 +485,8 @@ class _Search:
                         self.models.setdefault(name, programs[at])
                     else:
                         programs[at] = self.whole = Levels(self.data, self.root, edges, cuts)
-                relaxation, basis = programs[at], tuple(status)
+                relaxation = programs[at]
+                basis = tuple(status) if relaxation.takes(*map(len, status)) else None
             self.load(relaxation, node.box)
             # Boxes of a program in levels differ by bounds alone: the last basis is as good as their own.
             if basis is not None and (relaxation is not self.whole or not started):
@@ -489,7 +495,7 @@ class _Search:
             point = relaxation.solve(self.cutoff, rounds=1)
             if point is None and relaxation.trusted:
                 # Where the proof goes as before, so may the next one.
-                self.close(node.part, None if basis is None else (relaxation, basis), self.cutoff)
+                self.close(node.part, (relaxation, basis or relaxation.basis()), self.cutoff)
                 continue
             node.bound = 0.0 if point is None else point.bound
             node.basis = relaxation, relaxation.basis()

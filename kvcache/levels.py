@@ -177,6 +177,8 @@ class Levels(Program):
             some = np.flatnonzero(data.high > data.low)
             cuts = (("cost", np.repeat(some, FIRST.size), np.tile(FIRST, some.size)),)
         for _, where, at in cuts:
+            here = (data.high > data.low)[where]
+            where, at = where[here], at[here]
             self._tangents(where, *data.tangents(where, data.low[where] + at * (data.high - data.low)[where]))
         self.load_box(box)
 

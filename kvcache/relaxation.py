@@ -33,6 +33,7 @@ considered with pi >= z / ((1 + kappa) u), and delta = 0 only with pi <= z / u.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -452,14 +453,13 @@ class Program:
         """The basis of the last solve, to return to the same region later."""
         return self.highs.getBasis()
 
-    def set_basis(self, basis: highspy.HighsBasis) -> None:
-        """Start the next solve from ``basis``; cuts added since then enter as basic.
+    def takes(self, columns: int, rows: int) -> bool:
+        """Whether a basis of so many columns and rows can be one of this program."""
+        return columns == self._columns and rows <= self._rows
 
-        One of other columns, or of more rows, is ignored.
-        """
+    def set_basis(self, basis: highspy.HighsBasis) -> None:
+        """Start the next solve from ``basis``; cuts added since then enter as basic."""
         missing = self._rows - len(basis.row_status)
-        if missing < 0 or len(basis.col_status) != self._columns:
-            return
         if missing:
             basis.row_status = [*basis.row_status, *[highspy.HighsBasisStatus.kBasic] * missing]
         self.highs.setBasis(basis)
@@ -496,7 +496,7 @@ class Relaxation(Program):
         the pool is left aside.
     """
 
-    def __init__(self, data: Data, box: Box, pool: Tangents, cuts: list[Cut] | None = None) -> None:
+    def __init__(self, data: Data, box: Box, pool: Tangents, cuts: Sequence[Cut] | None = None) -> None:
         self.data = data
         instance, costs = data.instance, data.instance.costs
         self.shape = classes, configs = box.pu.shape
@@ -805,21 +805,34 @@ class Relaxation(Program):
             self.highs.addRows(count, lower, np.full(count, INF), index.size, starts, index, value)
         self._waiting = []
 
-    def _repeat(self, cuts: list[Cut]) -> None:
-        """Add the tangents that another relaxation had, where they touch this instance's functions."""
+    def _repeat(self, cuts: Sequence[Cut]) -> None:
+        """Add the tangents that another relaxation had, where they touch this instance's functions.
+
+        Those without a counterpart are left out, such as of a wait that makes nobody late here.
+        """
+        data = self.data
+        waits = np.zeros(self.shape[1], dtype=bool)
+        waits[self.pair_config[self.has_q]] = True
         for kind, where, at in cuts:
             if kind == "cost":
+                here = where < self.pair_class.size
+                here[here] = self.has_h[where[here]]
+                where, at = where[here], at[here]
                 i = self.pair_class[where]
-                etas = self.data.low[i] + at * (self.data.high[i] - self.data.low[i])
-                self._add_cost_cuts(where, *self.data.tangents(i, etas))
+                etas = data.low[i] + at * (data.high[i] - data.low[i])
+                self._add_cost_cuts(where, *data.tangents(i, etas))
             elif kind == "wait":
-                self._wait_cuts(list(zip(where.tolist(), at.tolist(), strict=True)))
+                here = waits[where]
+                self._wait_cuts(list(zip(where[here].tolist(), at[here].tolist(), strict=True)))
             else:
-                family, k = where
-                self._product_cuts(list(zip(family.tolist(), k.tolist(), at.tolist(), strict=True)))
+                here = (where[0] < len(self._families)) & waits[where[1]]
+                family, k = where[:, here]
+                self._product_cuts(list(zip(family.tolist(), k.tolist(), at[here].tolist(), strict=True)))
 
     def _add_cost_cuts(self, pairs: NDArray[np.int64], etas: Floats, values: Floats, slopes: Floats) -> None:
         """Tangents of WC at ``etas`` with these values and slopes, one per pair."""
+        if pairs.size == 0:
+            return
         data, i = self.data, self.pair_class[pairs]
         self.cuts.append(("cost", pairs, (etas - data.low[i]) / (data.high[i] - data.low[i])))
         rates = data.instance.arrival_rates[i] / self.scale

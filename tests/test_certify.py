@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from solver_cases import KINDS, case, shows
 
@@ -372,6 +372,26 @@ def test_a_foreign_certificate_proves_nothing_wrong(kind):
     assert ours.status == "optimal"
     assert ours.lower_bound <= theirs.objective * (1 + 1e-6)
     assert theirs.lower_bound <= ours.objective * (1 + 1e-6)
+
+
+@settings(deadline=None, max_examples=15)
+@given(
+    kinds=st.tuples(*[st.sampled_from(sorted(KINDS))] * 2),
+    seed=st.integers(0, 10_000),
+    gpus=st.tuples(*[st.integers(1, 5)] * 2),
+    boxes=st.integers(0, 100),
+)
+@example(kinds=("rejection", "memory"), seed=3, gpus=(1, 4), boxes=100)
+def test_proofs_go_from_instance_to_instance_and_back(kinds, seed, gpus, boxes):
+    """Budgets too small for a configuration, proofs cut short, and parts that are empty in between."""
+    x, y = (case(kind, seed, gpus=n) for kind, n in zip(kinds, gpus, strict=True))
+    options = {"gap": 1e-3, "node_limit": 100}
+    here, there = certify(x, gap=1e-3, node_limit=boxes), certify(y, **options)
+    warm = certify(y, start=here, **options)
+    back = certify(x, start=warm, **options)
+    for one, other in ((warm, there), (back, here)):
+        assert one.lower_bound <= other.objective * (1 + 1e-9)
+        assert other.lower_bound <= one.objective * (1 + 1e-9)
 
 
 def test_a_proof_is_only_repeated_where_its_boxes_hold_all_policies():
