@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvcache import evaluate, instances, solve
-from kvcache.solver_study import online
+from kvcache.studies.solvers import online
 
 LARGE = (15, 12, 2000, 48)
 

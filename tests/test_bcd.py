@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from solver_cases import KINDS, case
 
-from kvcache import CVaR, bcd, evaluate, instances
+from kvcache import CVaR, evaluate, instances
 from kvcache.policy import Policy, repaired
+from kvcache.solvers import bcd
 
 sizes = pytest.mark.parametrize("block3", bcd.BLOCK3)
 

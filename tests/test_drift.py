@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from kvcache import Wasserstein1, load_digest, load_digests
-from kvcache.drift import (
+from kvcache.claims.verdicts import Outcome, judge
+from kvcache.studies.drift import (
     DEFAULT,
     GRID,
     TRACES,
@@ -25,7 +26,6 @@ from kvcache.drift import (
     standing,
     wide,
 )
-from kvcache.paper import Outcome, judge
 
 
 def run(policy: str, excess: list[float], trace: str = "m-mid", requests: float = 2.0) -> pd.DataFrame:

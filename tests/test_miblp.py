@@ -3,8 +3,9 @@ import pytest
 from scipy.optimize import minimize
 from solver_cases import case
 
-from kvcache import CVaR, Wasserstein1, evaluate, instances, miblp, solve
+from kvcache import CVaR, Wasserstein1, evaluate, instances, solve
 from kvcache.policy import Policy
+from kvcache.solvers import miblp
 
 
 def test_the_literal_form_has_a_theta_per_sample_and_the_compact_form_none():

@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvcache import instances, scenario
+from kvcache import instances
 from kvcache.baselines import optimise, reservations
 from kvcache.policy import evaluate
 from kvcache.replay import Workload, replay
+from kvcache.studies import scenario
 
 
 def test_build_changes_what_it_is_told_and_nothing_else():
