@@ -290,8 +290,8 @@ def page(effects: pd.DataFrame, claims: pd.DataFrame) -> str:
 _HEAD = """# Choices where the paper is silent or unclear
 
 Each is a named default of the code and can be changed there. What it does is measured by
-`kvcache/studies/effects.py`, one choice at a time; all else is the paper's instance (8 A100-80GB, chat, code and
-conversation from real traces, rho = 10, radius 0.15 x mean, load 0.6) unless the line says so. Each line
+`kvcache/studies/effects.py`, one choice at a time; all else is the paper's instance (8 A100-80GB, chat, code
+and conversation from real traces, rho = 10, radius 0.15 x mean, load 0.6) unless the line says so. Each line
 gives the number with the choice made here, then with another. Costs are in units of one wasted token;
 *cost per second* is the optimum of the joint problem. `make readme` writes this page from the code and
 from `data/results/assumptions.csv`.

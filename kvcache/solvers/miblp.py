@@ -32,6 +32,9 @@ __all__ = ["SOLVERS", "build", "solve"]
 
 #: Pyomo's interface to each solver.
 SOLVERS = {"scip": "scip_direct", "gurobi": "gurobi_direct_minlp"}
+#: SCIP 10.0 in Python's wheels ends the whole process (SIGABRT inside Ipopt) on the literal 6 x 6 x 300 program;
+#: what calls Ipopt there finds policies only, so that without it nothing is lost but some luck.
+WITHOUT_IPOPT = {f"heuristics/{name}/freq": -1 for name in ("subnlp", "nlpdiving", "multistart", "mpec")}
 
 # First tangents of each WC_i in the compact form.
 _FIRST_CUTS = 12
@@ -215,6 +218,7 @@ def solve(
             model.r[i].fix(r)
             if compact:
                 add_cut(model, instance, i, r - instance.input_tokens[i])
+    options = {**(WITHOUT_IPOPT if solver == "scip" else {}), **(solver_options or {})}
     engine = SolverFactory(SOLVERS[solver])
     if not engine.available():
         return _nothing(f"{solver} is not installed", method, started)
@@ -234,7 +238,7 @@ def solve(
                 rel_gap=gap / 2 if compact else gap,
                 load_solutions=False,
                 raise_exception_on_nonoptimal_result=False,
-                solver_options=dict(solver_options or {}),
+                solver_options=options,
             )
         except Exception as error:  # each interface raises a type of its own
             if "license" not in str(error).lower():
