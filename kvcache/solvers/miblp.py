@@ -32,8 +32,8 @@ __all__ = ["SOLVERS", "build", "solve"]
 
 #: Pyomo's interface to each solver.
 SOLVERS = {"scip": "scip_direct", "gurobi": "gurobi_direct_minlp"}
-#: SCIP 10.0 in Python's wheels ends the whole process (SIGABRT inside Ipopt) on the literal 6 x 6 x 300 program;
-#: what calls Ipopt there finds policies only, so that without it nothing is lost but some luck.
+#: The SCIP 10.0 of the Python wheels ends the whole process (SIGABRT within Ipopt) on the literal 6 x 6 x 300
+#: program. Only heuristics call Ipopt, so the bounds need nothing of it.
 WITHOUT_IPOPT = {f"heuristics/{name}/freq": -1 for name in ("subnlp", "nlpdiving", "multistart", "mpec")}
 
 # First tangents of each WC_i in the compact form.
