@@ -132,8 +132,7 @@ def above_and_at_the_fractile(tables: Tables) -> Check:
         "IV-B",
         "the robust reservation differs strictly from the empirical fractile",
         "by Fig. 2(b) and the note in V-C it is the empirical fractile, exactly; by the closed form it is "
-        "that in "
-        f"{at} of {len(cells)} cells of trace and rho and near L_max in the other {len(cells) - at}",
+        f"that in {at} of {len(cells)} cells of trace and rho and near L_max in the other {len(cells) - at}",
         at == 0,
         "paper",
         "C03 C04 C19",
@@ -152,10 +151,8 @@ def default_radius_against_premium(_: Tables) -> Check:
         "V-A, Fig. 3(b)",
         f"the default radius of {radius:g} x mean costs less than {limit:g} %",
         f"up to the critical radius the premium is rho x radius over the cost; with the mean of {mean} and "
-        "the costs "
-        f"of Table II that is {min(premium.values()):.0f} to {max(premium.values()):.0f} %: the figure's "
-        "axis is in "
-        "tokens, the default in means",
+        f"the costs of Table II that is {min(premium.values()):.0f} to {max(premium.values()):.0f} %: the "
+        "figure's axis is in tokens, the default in means",
         max(premium.values()) < limit,
         "paper",
         "C09 C04",
@@ -173,8 +170,7 @@ def premium_over_rho(_: Tables) -> Check:
         "V-B, Fig. 3(b)",
         f"below {limits['0.5']:g} % at radius 0.5, and it scales with rho",
         f"in tokens and with the costs of Table II it is {at_half[10]:.2f} % at rho 10 and "
-        f"{max(at_half.values()):.1f} % "
-        f"at rho 100; the bound does not hold at rho {_list(beyond)}",
+        f"{max(at_half.values()):.1f} % at rho 100; the bound does not hold at rho {_list(beyond)}",
         not beyond,
         "paper",
         "C09",
@@ -192,8 +188,7 @@ def dro_is_max(_: Tables) -> Check:
         "V-D",
         "DRO avoids both extremes, that of Max included",
         f"in Table IV DRO and Max cost the same to the last digit at rho {_list(same)} ({dro[-1]:,}), as "
-        "they would past "
-        "the critical radius, where the closed form reserves nearly L_max",
+        "they would past the critical radius, where the closed form reserves nearly L_max",
         not same,
         "paper",
         "C13 C04",
@@ -266,8 +261,7 @@ def saa_is_left_out(_: Tables) -> Check:
         "V-A",
         "six strategies are compared, the sixth is SAA (radius 0)",
         f"SAA is {'in' if 'SAA' in shown else 'neither in'} Table II "
-        f"{'and' if 'SAA' in shown else 'nor in'} Table IV; it would have shown where DRO "
-        "equals it",
+        f"{'and' if 'SAA' in shown else 'nor in'} Table IV; it would have shown where DRO equals it",
         "SAA" in shown,
         "paper",
         "C01 C13 C16",
@@ -288,10 +282,8 @@ def cost_of_the_ablation(tables: Tables) -> Check:
         "Table V",
         f"prefix caching leaves the cost at {prefix:,} because cost means preemption and waste only",
         f"routing multiplies it by {routing / full:.1f}, yet it enters preemption and waste only through "
-        "admission, "
-        f"which can only lower them (here x {ours:.2f}); a cost that routing raises holds rejections, and "
-        "tardiness "
-        "would show the slower queue without caching",
+        f"admission, which can only lower them (here x {ours:.2f}); a cost that routing raises holds "
+        "rejections, and tardiness would show the slower queue without caching",
         prefix != full or routing <= full,
         "paper",
         "C15 C17",
@@ -313,8 +305,7 @@ def gap_grows_monotonically(_: Tables) -> Check:
         "V-E, Fig. 6",
         "the gap between SAA and DRO in P99 latency grows monotonically with the shift",
         f"with Table V the ratio is {_list(values, '.2f')} at shifts of {_list(sorted(ratio))}; with the "
-        "other copy's "
-        f"3.0 s for SAA unshifted it would be {_list([1.0, *values[1:]], '.2f')}",
+        f"other copy's 3.0 s for SAA unshifted it would be {_list([1.0, *values[1:]], '.2f')}",
         bool(np.all(np.diff(values) >= 0)),
         "paper",
         "C16 C18",
@@ -329,8 +320,7 @@ def saa_without_a_shift(_: Tables) -> Check:
         "Fig. 6",
         f"SAA's P99 is {figure['SAA']['1.0']} s without a shift",
         f"another copy says it starts where DRO does, at {figure['DRO']['1.0']} s; that copy fits V-E, by "
-        "which SAA "
-        "is slightly better where nothing shifts",
+        "which SAA is slightly better where nothing shifts",
         figure["SAA"]["1.0"] == figure["DRO"]["1.0"],
         "copies",
         "C18",
@@ -347,8 +337,7 @@ def table2_is_not_the_stated_trace(tables: Tables) -> Check:
         "Table II, V-A",
         f"it is computed on BurstGPT with mean {stated['mean']} and P90 {stated['p90']}",
         f"its six costs of P90 put P90 {bounds['offset_low']:.1f} to {bounds['offset_high']:.1f} tokens "
-        "above the "
-        f"mean, so the mean is {low:.0f} to {high:.0f}, not {stated['mean']}",
+        f"above the mean, so the mean is {low:.0f} to {high:.0f}, not {stated['mean']}",
         low - 0.5 <= stated["mean"] <= high + 0.5,
         "paper",
         "C01 C02",
@@ -366,10 +355,8 @@ def table4_is_not_the_stated_trace(_: Tables) -> Check:
         "Table IV, V-A",
         "it replays BurstGPT; its unit is not named",
         f"its costs put P90 {above['P90']:,.0f} and P99 {above['P99']:,.0f} above the mean, a ratio of "
-        f"{ours:.1f}; "
-        f"BurstGPT as stated has {stated['p90'] - stated['mean']} and {stated['p99'] - stated['mean']:,}, "
-        "a ratio of "
-        f"{theirs:.1f}: no unit makes them one trace",
+        f"{ours:.1f}; BurstGPT as stated has {stated['p90'] - stated['mean']} and "
+        f"{stated['p99'] - stated['mean']:,}, a ratio of {theirs:.1f}: no unit makes them one trace",
         abs(ours / theirs - 1) < 0.1,
         "paper",
         "C13 C14 C21",
@@ -400,8 +387,7 @@ def lengths_by_application(_: Tables) -> Check:
         "I",
         "outputs are tens of tokens for chat and thousands for code generation",
         f"by V-A code has a mean of {code['mean']} and a P90 of {code['p90']}, conversation {talk['mean']} "
-        "and "
-        f"{talk['p90']}",
+        f"and {talk['p90']}",
         code["mean"] > talk["mean"],
         "paper",
         "",
@@ -417,8 +403,8 @@ def load_below_one(tables: Tables) -> Check:
         "(6e), (7)",
         "one symbol u is the offered load in (6e) and in Block 2, and the utilisation in (7)",
         f"(7) needs u < 1; by Little's law a group of the paper's instance holds {row['changed']:.0f} "
-        "requests at once, "
-        "and Block 2 caches a prefix only where u pi / z > 1. V-D uses the memory utilisation instead",
+        "requests at once, and Block 2 caches a prefix only where u pi / z > 1. V-D uses the memory "
+        "utilisation instead",
         row["changed"] < 1,
         "model",
         "C14 C17",
@@ -464,8 +450,7 @@ def partitions_are_many(_: Tables) -> Check:
         "Block 3 can enumerate, since the budget keeps the set of partitions small",
         f"{few} on 8 GPUs, {many:,} for {configs} configurations of the sizes used here on {gpus}: "
         f"{many / seconds:,.0f} per second within {seconds:g} s, which an evaluation allows and a linear "
-        "program "
-        "with all samples does not",
+        "program with all samples does not",
         many <= 100_000,
         "model",
         "C06 C07",
@@ -511,9 +496,8 @@ def two_parameters(_: Tables) -> Check:
     return Check(
         "Takeaway 5",
         "radius and rho are the only parameters from outside",
-        f"V-A sets {len(more)} more by hand ({', '.join(more)}), and L_max, on which the robust "
-        "reservation depends "
-        "most, is not given",
+        f"V-A sets {len(more)} more by hand ({', '.join(more)}), and L_max, on which the robust reservation "
+        "depends most, is not given",
         not more,
         "paper",
         "C10",
@@ -547,8 +531,8 @@ def memory_constraint_in_two_copies(_: Tables) -> Check:
         "(6e)",
         "one copy has (1 + kappa) sum u pi <= sum z r",
         f"requests on the left ({left:.0f} on the paper's instance), tokens on the right (up to "
-        f"{right:,.0f}), and no "
-        "capacity M_k. The other copy has reserved tokens on the left and M_k on the right, as here",
+        f"{right:,.0f}), and no capacity M_k. The other copy has reserved tokens on the left and M_k on the "
+        "right, as here",
         False,
         "copies",
         "",
@@ -673,8 +657,7 @@ def table4_is_linear(_: Tables) -> Check:
         "Table IV",
         "each fixed reservation costs waste + rho x overflow",
         f"costs at rho 2 and 100 predict those at 10 within {error:.2%}; LP+1sigma and LP+2sigma give one "
-        "sigma "
-        f"({_list(sigma, ',.0f')}); Mean lies {decoded.loc['Mean', 'above_mean']:.0f} above the mean",
+        f"sigma ({_list(sigma, ',.0f')}); Mean lies {decoded.loc['Mean', 'above_mean']:.0f} above the mean",
         error < 1e-3 and abs(sigma[0] / sigma[1] - 1) < 0.01,
         "paper",
         "C13",

@@ -80,9 +80,9 @@ def advantage_grows(tables: Tables) -> Verdict:
         "C12",
         Outcome.of(longer.all() and rises.all(), longer.any()),
         paper="the advantage widens with the shift and with rho",
-        ours=f"it grows with an upward shift in {longer.sum()} of {longer.size} cases of trace, baseline and "
-        f"rho, by rho {', '.join(f'{rho:g}: {share:.0%}' for rho, share in jumped.items())}; "
-        f"with rho, at shift {largest:g}, in {rises.sum()} of {rises.size}",
+        ours=f"it grows with an upward shift in {longer.sum()} of {longer.size} cases of trace, baseline "
+        f"and rho, by rho {', '.join(f'{rho:g}: {share:.0%}' for rho, share in jumped.items())}; with rho, "
+        f"at shift {largest:g}, in {rises.sum()} of {rises.size}",
         tolerance="every case, steps back of up to 2 points allowed",
         evidence=f"In {same.sum()} of {same.size} (trace, rho) W1 at {RADIUS:g} x mean has not jumped: DRO "
         f"is SAA and has no advantage over it at any shift. Past the jump it saves up to "

@@ -22,12 +22,6 @@ FAR, SLIGHTLY = 1.3, 0.05
 CLOSE = 0.2
 
 
-def _by_outcome(full: bool, part: bool) -> Outcome:
-    if full:
-        return Outcome.REPRODUCED
-    return Outcome.PARTLY if part else Outcome.NOT_REPRODUCED
-
-
 @judges("C08")
 def load_scaling(tables: Tables) -> Verdict:
     """Linear, then dominated by rejection. Reads ``fig3a``."""
@@ -48,18 +42,15 @@ def load_scaling(tables: Tables) -> Verdict:
 
     return Verdict(
         "C08",
-        _by_outcome(direct and dominates, linear and dominates),
+        Outcome.of(direct and dominates, linear and dominates),
         paper="linear while capacity exceeds demand, then rejection dominates",
         ours=f"linear up to {until:g} x capacity; requests are rejected {start(rejecting)}; rejection is "
-        "over "
-        f"half of the cost {start(dominating)}",
+        f"over half of the cost {start(dominating)}",
         tolerance=f"within {LINEAR:.0%} of the line through loads up to {FITTED_TO:g}; rejection starts "
-        "where "
-        "the line ends",
-        evidence="Between the end of the line and the first rejection the optimum shrinks reservations (down "
-        f"to the {lowest:.0%} quantile of a class) and pays preemptions instead, which at c_rej = 5,000 is "
-        "the "
-        "cheaper way to make room.",
+        "where the line ends",
+        evidence="Between the end of the line and the first rejection the optimum shrinks reservations "
+        f"(down to the {lowest:.0%} quantile of a class) and pays preemptions instead, which at c_rej = "
+        "5,000 is the cheaper way to make room.",
         source="fig3a: objective, rejection_term, quantile_*",
         assumptions=("A2", "A5"),
     )
@@ -83,16 +74,15 @@ def robustness_premium(tables: Tables) -> Verdict:
     shown = ", ".join(f"{t} up to rho {r:g}" for t, r in largest.items() if r == r)
     return Verdict(
         "C09",
-        _by_outcome(bool(limits["holds"].all()) and grows, bool(tokens["holds"].any()) and grows),
+        Outcome.of(bool(limits["holds"].all()) and grows, bool(tokens["holds"].any()) and grows),
         paper="below 1.3 % at 0.5 and below 0.5 % within 0.1-0.2, growing with rho",
         ours=f"in tokens on BurstGPT {burst[10]:.2%} at rho 10 and {burst[50]:.2%} at rho 50 for 0.5; in "
         f"multiples of the mean {relative['premium'].min():.0%} or more",
         tolerance="both bounds at every rho, trace and unit; growth with rho on BurstGPT",
-        evidence=f"With the radius in tokens both bounds hold on {shown}; in multiples of the mean they hold "
-        f"in {int(relative['holds'].sum())} of {len(relative)} cells. The premium is rho x radius over the "
-        f"nominal cost: the solved joint problem agrees with that within {miss:.1e} wherever no class is "
-        "past "
-        "its critical radius.",
+        evidence=f"With the radius in tokens both bounds hold on {shown}; in multiples of the mean they "
+        f"hold in {int(relative['holds'].sum())} of {len(relative)} cells. The premium is rho x radius over "
+        f"the nominal cost: the solved joint problem agrees with that within {miss:.1e} wherever no class "
+        "is past its critical radius.",
         source="fig3b: premium, predicted; fig3b_limits: premium, holds",
         assumptions=("A1", "A2", "A6"),
     )
@@ -118,14 +108,12 @@ def other_weights(tables: Tables) -> Verdict:
     sheds_dearest = dearest["class"] in gone
     return Verdict(
         "C10",
-        _by_outcome(flat and sheds_dearest and not shed.empty, flat or sheds_dearest),
+        Outcome.of(flat and sheds_dearest and not shed.empty, flat or sheds_dearest),
         paper="quantile 91 %, cost and P99 flat within 5x; a smaller c_rej sheds the dearest class",
         ours=f"quantile within {100 * moved:.1f} points of q*, cost within {cost:.1%}, P99 within "
-        f"{tail:.1%}; "
-        f"shedding starts at {first['multiple']:g} x c_rej with {' and '.join(gone)}",
-        tolerance=f"quantile within {100 * SAME_QUANTILE:g} point, cost and P99 within {FLAT:.0%}, "
-        "shedding of "
-        "the dearest class within 5x",
+        f"{tail:.1%}; shedding starts at {first['multiple']:g} x c_rej with {' and '.join(gone)}",
+        tolerance=f"quantile within {100 * SAME_QUANTILE:g} point, cost and P99 within {FLAT:.0%}, shedding "
+        "of the dearest class within 5x",
         evidence=f"A class is shed once c_rej is below its worst-case reservation cost: "
         f"{dearest['worst_case_cost']:.0f} for {dearest['class']}, {dearest['share_of_default']:.2f} of the "
         "default, so it takes a cut by more than the paper's 5x on these traces.",
@@ -161,7 +149,7 @@ def only_bounded(tables: Tables) -> Verdict:
     others = [m for m in bounded if m not in of_paper]
     return Verdict(
         "C13",
-        _by_outcome(bounded == ["DRO"], of_paper == ["DRO"]),
+        Outcome.of(bounded == ["DRO"], of_paper == ["DRO"]),
         paper="DRO's cost alone stays bounded: 1,270, 3,083 and 4,807 at rho 2, 10 and 100",
         ours=f"of the paper's rows only {' and '.join(of_paper) or 'none'} stays within {BOUNDED:g} x the "
         f"fractile's cost on all {len(wide)} traces (at most {worst['DRO']:.2f} x); so do "
@@ -196,7 +184,7 @@ def latency_order(tables: Tables) -> Verdict:
     text = ", ".join(f"{m} {v:.2f}" for m, v in {**lower, **higher}.items())
     return Verdict(
         "C14",
-        _by_outcome(here, both > 0),
+        Outcome.of(here, both > 0),
         paper="P99 latency over DRO's: P90 0.99, LP+1sigma 0.99, P99 1.49, Max 1.66",
         ours=f"P99 latency over DRO's: {text}",
         tolerance=f"P90 and LP+1sigma within {SLIGHTLY:.0%} below DRO, P99 and Max above {FAR:g} x",
@@ -221,15 +209,14 @@ def length_prediction(tables: Tables) -> Verdict:
     explodes = {name: s.loc[100] > 1.5 and s.loc[100] > s.loc[10] for name, s in (("1", one), ("2", two))}
     return Verdict(
         "C21",
-        _by_outcome(all(explodes.values()), any(explodes.values())),
+        Outcome.of(all(explodes.values()), any(explodes.values())),
         paper="over DRO at rho 100: LP+1sigma 3.96, LP+2sigma 2.05 (at rho 10: 1.02 and 1.04)",
         ours=f"over the fractile at rho 100: LP+1sigma {one[100]:.2f}, LP+2sigma {two[100]:.2f} (at rho 10: "
         f"{one[10]:.2f} and {two[10]:.2f}); over DRO {dro['LP+1sigma'][100]:.2f} and "
         f"{dro['LP+2sigma'][100]:.2f}",
         tolerance="both above 1.5 x the fractile's cost at rho 100, and rising from rho 10",
         evidence="The margin does not see rho, so the overflow is paid rho times over; how soon depends on "
-        "the "
-        "tail: two standard deviations are near the 97 % quantile on these traces.",
+        "the tail: two standard deviations are near the 97 % quantile on these traces.",
         source="cost_rho: reservation_cost where admission is forced",
         assumptions=("A2", "A6", "A17"),
     )
@@ -255,18 +242,16 @@ def uniform_routing(tables: Tables) -> Verdict:
     near = (partitions["ratio"] / 7 - 1).abs() <= CLOSE
     return Verdict(
         "C15",
-        _by_outcome(abs(mean / 7 - 1) <= CLOSE, len(bad) > 0),
+        Outcome.of(abs(mean / 7 - 1) <= CLOSE, len(bad) > 0),
         paper="cost x 7 (93,878 over 13,476) and a saturated queue, P99 178 s",
         ours=f"x {mean:.2f} ({least:.2f} to {most:.2f}) when the partition is chosen for uniform routing; "
-        "up to "
-        f"x {worst['ratio']:.3g} on a given mixed partition",
+        f"up to x {worst['ratio']:.3g} on a given mixed partition",
         tolerance=f"the ratio of total costs within {CLOSE:.0%} of 7",
         evidence="Re-optimised, the partition has one configuration and nothing to route. On a fixed "
-        "partition "
-        f"that mixes configurations uniform routing costs at least {7 * (1 - CLOSE):.1f} x the best "
-        "routing in "
-        f"{len(bad)} of {len(partitions)} cells (about 7 x in {int(near.sum())}) and some group saturates in "
-        f"{int(saturated.sum())}: the claim is about a partition that routing cannot change.",
+        f"partition that mixes configurations uniform routing costs at least {7 * (1 - CLOSE):.1f} x the "
+        f"best routing in {len(bad)} of {len(partitions)} cells (about 7 x in {int(near.sum())}) and some "
+        f"group saturates in {int(saturated.sum())}: the claim is about a partition that routing cannot "
+        "change.",
         source="table5_seeds: total_cost; partitions: ratio, uniform_unstable",
         assumptions=("A5", "A7", "A8", "A14", "A16"),
     )
@@ -283,16 +268,15 @@ def without_robustness(tables: Tables) -> Verdict:
     same = float((calm["saa_over_dro"] - 1).abs().max())
     return Verdict(
         "C16",
-        _by_outcome(abs((mean - 1) / 0.85 - 1) <= CLOSE, mean > 1.05),
+        Outcome.of(abs((mean - 1) / 0.85 - 1) <= CLOSE, mean > 1.05),
         paper="+85 % (24,864 over 13,476)",
         ours=f"+{mean - 1:.0%} (+{least - 1:.0%} to +{most - 1:.0%} over the seeds)",
         tolerance=f"the increase of cost within {CLOSE:.0%} of 85 %",
-        evidence=f"Up to the critical radius DRO reserves what SAA reserves and the ratio is 1 (within "
-        f"{same:.0e} in {len(calm)} cells of the map). The gain is there only where a class has jumped: "
-        f"x {jumped['saa_over_dro'].min():.2f} to x {jumped['saa_over_dro'].max():.2f} in {len(jumped)} "
-        "cells, "
-        f"near the paper's in {len(like)}. So the ablation's number is one of the jump, and L_max decides "
-        "it.",
+        evidence="Up to the critical radius DRO reserves what SAA reserves and the ratio is 1 (within "
+        f"{same:.0e} in {len(calm)} cells of the map). The gain is there only where a class has jumped: x "
+        f"{jumped['saa_over_dro'].min():.2f} to x {jumped['saa_over_dro'].max():.2f} in {len(jumped)} "
+        f"cells, near the paper's in {len(like)}. So the ablation's number is one of the jump, and L_max "
+        "decides it.",
         source="table5_seeds: reservation_cost; fig6_regimes: saa_over_dro, classes_jumped",
         assumptions=("A1", "A2", "A15", "A16"),
     )
@@ -314,17 +298,15 @@ def without_prefix_caching(tables: Tables) -> Verdict:
     unchanged = max(cost, float(paid)) < 0.005
     return Verdict(
         "C17",
-        _by_outcome(unchanged and len(near) > 0, unchanged and float(ratio.max()) > 1),
+        Outcome.of(unchanged and len(near) > 0, unchanged and float(ratio.max()) > 1),
         paper="cost unchanged, P99 +22 % (9.95 over 8.12 s)",
         ours=f"reservation cost within {max(cost, float(paid)):.2%}; P99 {tail[1] - 1:+.1%} to "
-        f"{tail[2] - 1:+.1%} "
-        f"over the loads and seeds of Table V, {ratio.min() - 1:+.0%} to {ratio.max() - 1:+.0%} over all "
-        "loads",
+        f"{tail[2] - 1:+.1%} over the loads and seeds of Table V, {ratio.min() - 1:+.0%} to "
+        f"{ratio.max() - 1:+.0%} over all loads",
         tolerance="reservation cost within 0.5 %, and P99 within 5 % of x 1.22 at some load that does not "
         "saturate",
         evidence="Caching acts through the memory utilisation alone, so its effect on waits grows with "
-        "load; it "
-        f"is near the paper's at {where or 'no load of the grid'}.",
+        f"load; it is near the paper's at {where or 'no load of the grid'}.",
         source="table5_seeds: reservation_cost, p99_s; prefix",
         assumptions=("A3", "A5", "A14", "A16"),
     )
@@ -343,19 +325,17 @@ def tail_under_shift(tables: Tables) -> Verdict:
     apart = gap[3.0] > 1.5
     return Verdict(
         "C18",
-        _by_outcome(alike and apart, alike),
+        Outcome.of(alike and apart, alike),
         paper=f"1x to 3x: DRO 3.0 to 9.1 s (x {theirs['DRO']:.2f}), SAA 5.4 to 18.0 s (x "
-        f"{theirs['SAA']:.2f}); "
-        f"SAA over DRO {5.4 / 3.0:.2f} to {18.0 / 9.1:.2f}",
+        f"{theirs['SAA']:.2f}); SAA over DRO {5.4 / 3.0:.2f} to {18.0 / 9.1:.2f}",
         ours=f"DRO {p99.loc['DRO', 1.0]:.0f} to {p99.loc['DRO', 3.0]:.0f} s (x {growth['DRO']:.2f}), SAA "
         f"{p99.loc['SAA', 1.0]:.0f} to {p99.loc['SAA', 3.0]:.0f} s (x {growth['SAA']:.2f}); SAA over DRO "
         f"{gap[1.0]:.2f} to {gap[3.0]:.2f}",
         tolerance=f"growth within {CLOSE:.0%} of the paper's for both, and SAA above 1.5 x DRO at 3x",
         evidence="The tail grows with the lengths themselves. A gap of about 2 between the policies needs "
-        "DRO to preempt fewer than 1 % of the requests where SAA preempts more, a reservation near L_max for "
-        f"every class: policies that reserve so here reach x {np.nanmax(hedged):.2f} at small shifts and "
-        "lose "
-        "it at large ones.",
+        "DRO to preempt fewer than 1 % of the requests where SAA preempts more, a reservation near L_max "
+        f"for every class: policies that reserve so here reach x {np.nanmax(hedged):.2f} at small shifts "
+        "and lose it at large ones.",
         source="fig6: p99_s by policy and shift",
         assumptions=("A1", "A2", "A5", "A15", "A18"),
     )

@@ -33,15 +33,10 @@ def exact_program_and_gap_of_bcd(tables: Tables) -> Verdict:
     literal = timings[timings["method"] == "literal MIBLP, SCIP"]
     timed_out = literal.loc[literal["status"] != "optimal", "size"].tolist()
     proved = ", ".join(certified["size"])
-    if not closed.any():
-        verdict = Outcome.NOT_REPRODUCED
-    elif closed.all() and worst <= ZERO_GAP and timed_out:
-        verdict = Outcome.REPRODUCED
-    else:
-        verdict = Outcome.PARTLY
+    whole = bool(closed.all() and worst <= ZERO_GAP and timed_out)
     return Verdict(
         "C05",
-        verdict,
+        Outcome.of(whole, bool(closed.any())),
         paper="MIBLP over 300 s from 6x6x300 on; BCD-DRO 0 % gap at 3x4x100, 4x4x150, 5x5x200",
         ours=f"an optimum proven at {proved}; Algorithm 1 ends within {_percent(ZERO_GAP)} of the bound at "
         f"{int(closed.sum())} of these {len(bcd)} sizes, and up to {_percent(worst)} above the best policy "
@@ -72,7 +67,7 @@ def production_scale(tables: Tables) -> Verdict:
     inside = bool(row["seconds"] <= paper)
     return Verdict(
         "C06",
-        Outcome.REPRODUCED if inside else Outcome.NOT_REPRODUCED,
+        Outcome.of(inside, False),
         paper=f"{paper} s, without a bound",
         ours=f"{'less' if inside else 'more'} than {paper:g} s, {known}",
         tolerance="at most the paper's time",
@@ -99,7 +94,7 @@ def finite_and_monotone(tables: Tables) -> Verdict:
     holds = pd.Series({"falls": falls, "ends": most < 100, "blockwise": blockwise})
     return Verdict(
         "C07",
-        Outcome.REPRODUCED if holds.all() else Outcome.PARTLY if holds.any() else Outcome.NOT_REPRODUCED,
+        Outcome.of(bool(holds.all()), bool(holds.any())),
         paper="finite, monotone, blockwise optimal",
         ours=f"{len(runs)} runs: objective {'never rises' if falls else 'rises in some'}, at most {most} "
         f"rounds, {'no' if blockwise else 'some'} restart from the result improves it",
@@ -123,7 +118,7 @@ def constant_time_online(tables: Tables) -> Verdict:
     sizes = [f"{r.classes}x{r.configurations}" for r in table.itertuples()]
     return Verdict(
         "C22",
-        Outcome.REPRODUCED if fast and flat else Outcome.PARTLY if fast or flat else Outcome.NOT_REPRODUCED,
+        Outcome.of(fast and flat, fast or flat),
         paper="O(1) per request",
         ours=f"policies of {', '.join(sizes)}: {'over' if fast else 'not always'} "
         f"{PER_SECOND / 1e6:g} million requests/s vectorised; one at a time the largest is "
