@@ -120,3 +120,18 @@ def test_table5_has_means_and_deviations():
     assert table.loc["full", "reservation_cost_std"] == pytest.approx(np.std([0, 10, 20, 30, 40], ddof=1))
     assert table.loc["-Routing", "paper_reservation_cost_mean"] == 93878
     assert table.loc["full", "slo_violation_pct_mean"] == 50
+
+
+def test_the_deadline_is_the_one_that_makes_the_first_row_as_late_as_published():
+    late = pd.DataFrame(
+        [
+            {"table": "V", "row": row, "seed": seed, "deadline": d, "slo_violation": min(1.0, share / d)}
+            for row, share in (("full", 0.528), ("-DRO (SAA)", 0.9))
+            for seed in (0, 1)
+            for d in (1.0, 2.0, 4.0)
+        ]
+    )
+    table = evaluation.late_at_paper(late).set_index("row")
+    assert table["deadline"].tolist() == pytest.approx([2.0, 2.0])
+    assert table.loc["full", "late_pct"] == pytest.approx(table.loc["full", "paper_late_pct"])
+    assert table.loc["-DRO (SAA)", "late_pct"] == pytest.approx(45.0)

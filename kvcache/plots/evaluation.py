@@ -28,6 +28,7 @@ __all__ = [
     "fig_decoded",
     "fig_engines",
     "fig_frontier",
+    "fig_late",
     "fig_latency_map",
     "fig_lmax",
     "fig_partitions",
@@ -450,6 +451,38 @@ def _clusters(points: np.ndarray, reach: float) -> list[list[int]]:
             edge += near
         groups.append(sorted(group))
     return groups
+
+
+def fig_late(late: pd.DataFrame, matched: pd.DataFrame) -> Figure:
+    """Late requests over the deadline; and, where the first row is as late as published, all rows beside it.
+
+    Parameters
+    ----------
+    late, matched : of `studies.evaluation.late_requests` and `studies.evaluation.late_at_paper`.
+    """
+    with style():
+        figure, axes = canvas(1, 2, height=3.3, width_ratios=(3, 2))
+        curve, bars = axes[0]
+        names, at = list(matched["row"]), matched["deadline"].iloc[0]
+        colors = {name: _color(name, position) for position, name in enumerate(names)}
+        means = 100 * late.groupby(["row", "deadline"])["slo_violation"].mean().unstack("row")
+        for name in names:
+            curve.plot(means.index, means[name], color=colors[name])
+        curve.axvline(at, color=GREY, linewidth=1, linestyle="--")
+        curve.text(at, 101, f"x {at:.1f}", color=GREY, ha="center", va="bottom", fontsize=8)
+        plain_log(curve, "x", (1, 2, 4, 8, 16))
+        curve.set(xlabel="deadlines, multiples of the instance's", ylabel="late requests, %", ylim=(0, 100))
+        rank = np.arange(len(names))[::-1]
+        for y, row in zip(rank, matched.itertuples(), strict=True):
+            bars.plot([row.late_pct, row.paper_late_pct], [y, y], color=GREY, linewidth=0.8)
+            bars.plot(row.late_pct, y, "o", color=colors[row.row])
+            bars.plot(row.paper_late_pct, y, "D", markerfacecolor="white", markeredgecolor=colors[row.row])
+        bars.set_yticks(rank, names)
+        for label, name in zip(bars.get_yticklabels(), names, strict=True):
+            label.set_color(colors[name])
+        bars.set(xlabel=f"late, % (o here at x {at:.1f}, ◇ published)", xlim=(-3, None))
+        title(figure, f"Late requests if deadlines were longer, set so that {names[0]} is late as published")
+    return figure
 
 
 def fig_latency_map(table: pd.DataFrame, method: str, traces: Sequence[str]) -> Figure:

@@ -31,6 +31,8 @@ __all__ = [
     "cost_over_rho",
     "decoded_table4",
     "engines",
+    "late_at_paper",
+    "late_requests",
     "latency_map",
     "load_scaling",
     "prefix_load",
@@ -388,6 +390,68 @@ def latency_map(profile: str) -> pd.DataFrame:
     frame["p99_over_dro"] = frame["p99_s"] / dro.reindex(pd.MultiIndex.from_frame(frame[keys])).to_numpy()
     columns = [*keys, "method", "p99_s", "p99_over_dro", "mean_wait_s", "rejection", "max_utilisation"]
     return frame[columns]
+
+
+#: Multiples of the deadlines at which late requests are counted.
+DEADLINES = tuple(np.round(np.geomspace(1, 16, 41), 4))
+
+
+def late_requests(profile: str, table: str) -> pd.DataFrame:
+    """Late requests over the deadline, for the rows of Table ``"IV"`` or ``"V"``.
+
+    Table IV is taken at rho = 10 and load 0.6, Table V under its shift at `CALM_LOAD`.
+    """
+    if table == "IV":
+        tasks = [
+            {
+                "instance": {"arguments": {"load": 0.6}, "costs": {"rejection": NEVER_REJECT}},
+                "method": method,
+                "labels": {"table": table, "row": method, "seed": 0},
+            }
+            for method in PAPER_METHODS
+        ]
+    else:
+        tasks = [
+            {
+                "instance": {"builder": "ablation", "arguments": {"seed": seed, "load": CALM_LOAD}},
+                "variant": variant,
+                "shift": TABLE5_SHIFT,
+                "seed": seed,
+                "labels": {"table": table, "row": variant, "seed": seed},
+            }
+            for seed in range(_grid(profile, (SEEDS,), (20,))[0])
+            for variant in scenario.VARIANTS
+        ]
+    deadlines = [float(multiple) for multiple in DEADLINES]
+    return sweep.table(scenario.lateness, [{**task, "deadlines": deadlines} for task in tasks])
+
+
+def late_at_paper(late: pd.DataFrame) -> pd.DataFrame:
+    """Late requests at the deadlines that make the paper's own method late as often as the paper says.
+
+    One number, the common multiple of all deadlines, is taken from the published share of the first row
+    (DRO, the full model); all other rows are predictions.
+
+    Returns
+    -------
+    DataFrame: ``row``, ``deadline`` (the multiple, interpolated), ``late_pct`` and ``paper_late_pct``.
+    """
+    part, key = ("table_4", "method") if late["table"].iloc[0] == "IV" else ("table_5", "variant")
+    paper = {
+        row[key].replace("BCD-DRO", "full"): float(np.atleast_1d(row["slo_viol_pct"])[0])
+        for row in published(part)["rows"]
+    }
+    curves = 100 * late.pivot_table(index="deadline", columns="row", values="slo_violation", sort=False)
+    at, first = np.log(curves.index.to_numpy(float)), curves.columns[0]
+    matched = float(np.interp(-paper[first], -curves[first].to_numpy(), at))
+    return pd.DataFrame(
+        {
+            "row": curves.columns,
+            "deadline": np.exp(matched),
+            "late_pct": [np.interp(matched, at, curves[name]) for name in curves],
+            "paper_late_pct": [paper.get(name, np.nan) for name in curves],
+        }
+    )
 
 
 def engine_point(*, engine: str, load: float, requests: int, seed: int, config: int = 3) -> dict[str, Any]:

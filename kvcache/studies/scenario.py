@@ -31,6 +31,7 @@ __all__ = [
     "caching",
     "choose",
     "evaluation",
+    "lateness",
     "partitions",
     "point",
     "uniform_routing",
@@ -58,7 +59,6 @@ def build(
     headroom: float | None = None,
     ambiguity_set: tuple[str, Mapping[str, Any]] | None = None,
     rate: float = 1.0,
-    deadline: float = 1.0,
 ) -> Instance:
     """An instance of `kvcache.instances`, changed.
 
@@ -69,7 +69,7 @@ def build(
     upper : L_max of every class, in multiples of its longest output; its own bound without it.
     costs : cost weights that differ from the builder's; arrival rates stay as built.
     headroom, ambiguity_set : kappa, and the name and parameters of a set of `kvcache.ambiguity`.
-    rate, deadline : factors on all arrival rates, and on all deadlines.
+    rate : factor on all arrival rates.
     """
     if builder not in _BUILDERS:
         raise ValueError(f"builder {builder!r}; expected one of {sorted(_BUILDERS)}")
@@ -84,9 +84,7 @@ def build(
         classes = [
             replace(c, output=c.output.with_upper(int(np.ceil(upper * c.output.tokens[-1])))) for c in classes
         ]
-    classes = [
-        replace(c, arrival_rate=c.arrival_rate * rate, latency_slo=c.latency_slo * deadline) for c in classes
-    ]
+    classes = [replace(c, arrival_rate=c.arrival_rate * rate) for c in classes]
     changes: dict[str, Any] = {"classes": tuple(classes)}
     if costs:
         changes["costs"] = replace(instance.costs, **costs)
@@ -283,4 +281,36 @@ def point(
             )
             known = {"method": method, "variant": variant, "shift": shift, "factor": factor}
             rows.append({**(labels or {}), **known, **solved, **measured.row()})
+    return rows
+
+
+def lateness(
+    *,
+    deadlines: Sequence[float],
+    instance: Mapping[str, Any] | None = None,
+    method: str = "DRO",
+    variant: str = "full",
+    shift: float = 1.0,
+    requests: int = REQUESTS,
+    seed: int = 0,
+    gap: float = 2e-4,
+    node_limit: int = NODE_LIMIT,
+    labels: Mapping[str, Any] | None = None,
+) -> list[dict[str, Any]]:
+    """How many requests are late if all deadlines are multiplied, under the policy made for them as built.
+
+    Parameters are those of `point`, and ``deadlines``, the multiples. One row per multiple: the labels,
+    ``method``, ``variant``, ``deadline``, and ``slo_violation``, ``rejection`` and ``goodput`` of the replay.
+    """
+    built = build(**(instance or {}))
+    policy = choose(built, method, variant, None, {"gap": gap, "node_limit": node_limit}).policy
+    workload = Workload.draw(evaluation(built, shift=shift), np.random.default_rng(seed), requests)
+    rows = []
+    for deadline in deadlines:
+        classes = tuple(replace(c, latency_slo=c.latency_slo * deadline) for c in built.classes)
+        measured = replay(built.replace(classes=classes), policy, workload).row()
+        kept = {name: measured[name] for name in ("slo_violation", "rejection", "goodput")}
+        rows.append(
+            {**(labels or {}), "method": method, "variant": variant, "deadline": float(deadline), **kept}
+        )
     return rows
