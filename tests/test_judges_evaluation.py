@@ -82,7 +82,8 @@ def cost_tables(bounded=("DRO",), p90=0.99, high=1.6, map_high=1.6, lp=(1.1, 3.0
     ]  # fmt: skip
     p99 = {"P90": p90, "LP+1sigma": p90, "P99": high, "Max": high}
     table = pd.DataFrame(
-        [{"method": m, "p99_s": 10 * p99.get(m, 1.0), "cost_rho100": 100.0} for m in PAPER_METHODS]
+        {"method": m, "p99_s": 10 * p99.get(m, 1.0), "preemption_pct": 9.0, "cost_rho100": 100.0}
+        for m in PAPER_METHODS
     )
     over = {"P90": 0.99, "LP+1sigma": 0.99, "P99": map_high, "Max": map_high, "DRO": 1.0}
     grid = pd.DataFrame(

@@ -7,6 +7,7 @@ import pandas as pd
 
 from kvcache.claims.verdicts import Outcome, Tables, Verdict, judges
 from kvcache.paper import published
+from kvcache.replay import PREEMPTION_FACTOR
 
 #: C08: largest relative distance from the line through the low loads that counts as linear.
 LINEAR = 0.05
@@ -188,8 +189,9 @@ def latency_order(tables: Tables) -> Verdict:
         paper="P99 latency over DRO's: P90 0.99, LP+1sigma 0.99, P99 1.49, Max 1.66",
         ours=f"P99 latency over DRO's: {text}",
         tolerance=f"P90 and LP+1sigma within {SLIGHTLY:.0%} below DRO, P99 and Max above {FAR:g} x",
-        evidence=f"About 9 % of the requests outgrow the fractile and serve 2.5 x as long, so they make up "
-        "DRO's P99 and larger reservations shorten it. P99 and Max are far slower in "
+        evidence=f"{table.loc['DRO', 'preemption_pct']:.0f} % of the requests outgrow the fractile and serve "
+        f"{PREEMPTION_FACTOR:g} x as long, so they make up DRO's P99 and larger reservations shorten it. P99 "
+        "and Max are both far slower in "
         f"{int(far.sum())} of {len(wide)} cells of the map (load x trace x preemption factor), slower at all "
         f"up to a factor of {most:g}, where queueing outweighs preemption; the whole order holds in {both}.",
         source="table4: p99_s; latency_map: p99_over_dro",
