@@ -111,10 +111,11 @@ $(BUILD)/claims.txt: $(EXECUTED) | $(READY)
 	@$(PY) -m kvcache.artifact.summary $@ $(EXECUTED) --profile $(PROFILE)
 
 # The committed notebooks run again with their tables and figures going to build/nbval.
+# Bars are off, as the committed notebooks show none and nbval compares what is printed.
 test: $(READY) ## unit tests, then the committed notebooks against their marked cells
 	$(PY) -m pytest -n $(JOBS) --dist loadfile tests
 	@rm -rf build/nbval && mkdir -p build/nbval/data && cp -R data/results build/nbval/data/results
-	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" $(PY) -m pytest -n $(JOBS) --dist loadfile \
+	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" TQDM_DISABLE=1 $(PY) -m pytest -n $(JOBS) --dist loadfile \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=1200 --timeout=1800 notebooks
 
 bench: $(READY) ## measured ratios: closed forms against solvers, readers against their targets
