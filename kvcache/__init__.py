@@ -4,7 +4,7 @@ In reading order:
 
 - the model: `lengths`, `ambiguity`, `cluster`, `queueing`, `instance`, `instances`, `policy`;
 - `solvers`: `solve` by branch and bound, by Algorithm 1 or by a general MIP solver;
-- policies at work: `baselines`, `engines`, `replay`, `rolling`;
+- policies at work: `baselines`, `engines`, `replay`, `rolling`, `deployment`;
 - `traces` and `digests`: from raw files to counts per length;
 - `paper`, `assumptions`: what the paper says, and what is chosen where it is silent;
 - `studies`: the tables of the notebooks; `plots`: their figures; `claims`: the verdicts;

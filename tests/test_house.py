@@ -107,7 +107,7 @@ LAYERS = (
     ("ambiguity", "cluster", "queueing"),
     ("instance",),
     ("instances", "policy"),
-    ("solvers",),
+    ("deployment", "solvers"),
     ("baselines", "replay", "rolling"),
     ("engines",),
     ("paper", "assumptions"),

@@ -153,7 +153,7 @@ def test_the_examples_run(tmp_path, monkeypatch, capsys):
     requests.to_csv(tmp_path / "requests.csv", index=False)
     monkeypatch.chdir(tmp_path)
     examples = re.findall(r"```python\n(.*?)```", SECTIONS["Use it on your own trace"], re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
     names: dict[str, object] = {}
     for example in examples:
         exec(compile(example, "README.md", "exec"), names)
