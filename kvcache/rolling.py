@@ -536,10 +536,10 @@ def recalibration(
     error = np.array([0.0, *errors])
     share = np.array([calm, *(np.array(weights) / np.mean(weights))])
     share /= share.sum()
-    low, high, a = -error.max(), -error.min(), 0.0
+    low, high, a, goal = -error.max(), -error.min(), 0.0, _expit(target)
     while high - low > tolerance:
         fits = _expit(target + a + error)
-        surplus = share @ fits - _expit(target)
+        surplus = share @ fits - goal
         low, high = (low, a) if surplus > 0 else (a, high)
         newton = a - surplus / (share @ (fits * (1 - fits)))
         step = newton if low < newton < high else (low + high) / 2

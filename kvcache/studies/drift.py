@@ -27,7 +27,6 @@ from kvcache.rolling import (
     First,
     Fractile,
     Latest,
-    LogOdds,
     OnlineGradient,
     Rule,
     adaptive,
@@ -42,6 +41,7 @@ from kvcache.studies.scenario import build
 
 __all__ = [
     "DEFAULT",
+    "ELSEWHERE",
     "GRID",
     "PATHS",
     "PERIODS",
@@ -51,9 +51,12 @@ __all__ = [
     "advantage",
     "by_day",
     "choice",
+    "elsewhere",
     "joint_path",
     "ledger",
+    "left_out",
     "limits",
+    "margins",
     "memory_point",
     "path",
     "point",
@@ -86,6 +89,9 @@ class Drift:
     warm_up : windows that every policy has seen before it is judged.
     later : first window of the second period; the first period chooses, the second judges.
     model : of the digest's classes, or None.
+    field : ``"output"`` or ``"input"`` lengths.
+    block : tokens per unit of length; lengths are rounded to whole units.
+    backwards : the last window first.
     """
 
     name: str
@@ -95,10 +101,15 @@ class Drift:
     warm_up: int = 1
     later: int | None = None
     model: str | None = None
+    field: str = "output"
+    block: int = 1
+    backwards: bool = False
 
     def windows(self) -> list[LengthDistribution]:
-        """The windows, oldest first."""
-        return list(load_digests(self.digest, self.by, model=self.model).values())
+        """The windows, oldest first (or last)."""
+        found = load_digests(self.digest, self.by, model=self.model, field=self.field).values()
+        windows = [w if self.block == 1 else w.scale(1 / self.block) for w in found]
+        return windows[::-1] if self.backwards else windows
 
     @property
     def day(self) -> int:
@@ -122,6 +133,23 @@ TRACES: Mapping[str, Drift] = {
         Drift("Azure code, 10 min", "azure-2023-code"),
     )
 }
+
+#: Series that the default policy was not developed on, by kind, each with at least a week of 6-hour windows.
+ELSEWHERE: Mapping[str, tuple[Drift, ...]] = {
+    "backwards": tuple(
+        Drift(f"{m}, backwards", f"servegen-{m}", season=4, warm_up=4, backwards=True)
+        for m in ("m-large", "m-mid", "m-small")
+    ),
+    "input lengths": tuple(
+        Drift(f"{m}, input", f"servegen-{m}", season=4, warm_up=4, field="input", block=16)
+        for m in ("m-large", "m-mid", "m-small")
+    ),
+    "small windows": tuple(
+        Drift(f"BurstGPT {model}, 6 h", "burstgpt-week1", season=4, warm_up=4, model=model)
+        for model in ("ChatGPT", "GPT-4")
+    ),
+}
+_ALL = {**TRACES, **{drift.name: drift for kind in ELSEWHERE.values() for drift in kind}}
 
 #: Traces long enough to have an earlier and a later period.
 LONG = tuple(name for name, drift in TRACES.items() if drift.later is not None)
@@ -174,14 +202,17 @@ def policies(drift: Drift) -> dict[str, dict[str, Rule]]:
 
 
 def point(*, trace: str, group: str, ratios: Sequence[float] = RATIOS) -> list[dict[str, Any]]:
-    """All policies of a group over a trace, as rows of `kvcache.rolling.compare`. For `sweep`."""
-    return _judged(trace, policies(TRACES[trace])[group], ratios)
+    """All policies of a group over a trace, as rows of `kvcache.rolling.compare`. For `sweep`.
+
+    ``trace`` is the name of one in `TRACES` or in `ELSEWHERE`.
+    """
+    return _judged(trace, policies(_ALL[trace])[group], ratios)
 
 
 def _judged(trace: str, rules: Mapping[str, Rule], ratios: Sequence[float] = RATIOS) -> list[dict[str, Any]]:
-    runs = compare(rules, TRACES[trace].windows(), ratios)
+    runs = compare(rules, _ALL[trace].windows(), ratios)
     runs.insert(0, "trace", trace)
-    return runs[runs["window"] >= TRACES[trace].warm_up].to_dict("records")
+    return runs[runs["window"] >= _ALL[trace].warm_up].to_dict("records")
 
 
 def limits(runs: pd.DataFrame, ratios: Sequence[float] = RATIOS) -> pd.DataFrame:
@@ -306,23 +337,124 @@ def by_day(runs: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
 
 
 def sensitivity(*, trace: str) -> list[dict[str, Any]]:
-    """One regression with one hyperparameter changed at a time, as rows like those of `point`."""
-    base = LogOdds(season=TRACES[trace].season)
+    """The default with one constant of all its regressions changed, and each regression alone.
+
+    Rows like those of `point`; the default itself is called ``as it is``.
+    """
+    default = adaptive(TRACES[trace].season)
     changes: dict[str, Mapping[str, Any]] = {
         "as it is": {},
+        "half-life 4": {"half_life": 4.0},
+        "half-life 16": {"half_life": 16.0},
+        "doubt 2": {"doubt": 2.0},
+        "doubt 8": {"doubt": 8.0},
+        "no season": {"season": None},
         "forgetting 0.9": {"forgetting": 0.9},
         "no forgetting": {"forgetting": 1.0},
-        "ridge 1": {"ridge": 1.0},
-        "ridge 10": {"ridge": 10.0},
-        "prior: the last window": {"prior": (0.0, 0.0, 0.0)},
-        "half-lives 4 and 32": {"half_lives": (4.0, 32.0)},
-        "reach 1.5": {"reach": 1.5},
+        "reach 0.5": {"reach": 0.5},
+        "reach 2": {"reach": 2.0},
         "calm 4": {"calm": 4.0},
         "calm 16": {"calm": 16.0},
         "no recalibration": {"calm": np.inf},
-        "no season": {"season": None},
     }
-    return _judged(trace, {name: replace(base, **change) for name, change in changes.items()})
+    rules: dict[str, Rule] = {
+        name: Aggregate(tuple(replace(rule, **change) for rule in default.rules))
+        for name, change in changes.items()
+    }
+    rules |= {f"alone: pull {r.prior[0]:g}, ridge {r.ridge:g}": r for r in default.rules}
+    return _judged(trace, rules)
+
+
+def left_out(changed: pd.DataFrame) -> pd.DataFrame:
+    """Constants chosen on all traces but one, judged on that one.
+
+    Parameters
+    ----------
+    changed : rows of `sensitivity` for all long traces.
+
+    Returns
+    -------
+    DataFrame with one row per trace that was left out: ``trace``, the variant that is ``chosen`` by its mean
+    excess on days 2-5 of the other traces, its ``excess`` on days 6-14 of the trace (percent, mean over the
+    cost ratios), and that of the default ``as it is``.
+    """
+    cells = [over_hindsight(_period(changed, period), ["policy", "trace", "rho"]) for period in PERIODS[:2]]
+    earlier, later = (100 * (c.groupby(["policy", "trace"]).mean().unstack("trace") - 1) for c in cells)
+    rows = []
+    for trace in later:
+        chosen = earlier.drop(columns=trace).mean(axis=1).idxmin()
+        rows.append((trace, chosen, later.loc[chosen, trace], later.loc["as it is", trace]))
+    return pd.DataFrame(rows, columns=["trace", "chosen", "excess", "as it is"])
+
+
+def elsewhere(runs: pd.DataFrame) -> pd.DataFrame:
+    """How the default stands on series that it was not developed on: one row per kind in `ELSEWHERE`.
+
+    ``runs`` are rows of `point` for the groups ``default``, ``grid`` and ``paper``. Excess over hindsight
+    in percent, mean over series and ratios, all windows after the warm-up: of the ``default``, of rolling
+    SAA on the ``last_window`` and the ``last_day``, of the ``best_member`` of the grid (one for all series of
+    the kind) and of the ``grid`` (one per series and ratio), both picked in hindsight. ``wins`` is the share
+    of (series, rho) where the default is not dearer than ``grid``, ``over_grid`` the geometric mean of its
+    excess over that of ``grid``.
+    """
+    rows = []
+    for kind, drifts in ELSEWHERE.items():
+        part = runs[runs["trace"].isin([drift.name for drift in drifts])]
+        excess = 100 * (over_hindsight(part, ["policy", "trace", "rho"]).unstack("policy") - 1)
+        members = excess[[name for name in excess if name.startswith("grid: ")]]
+        grid = members.min(axis=1)
+        rows.append(
+            {
+                "series": kind,
+                "default": excess[DEFAULT].mean(),
+                "last_window": excess["rolling SAA, last window"].mean(),
+                "last_day": excess["rolling SAA, last day"].mean(),
+                "best_member": members.mean().min(),
+                "grid": grid.mean(),
+                "wins": (excess[DEFAULT] <= grid).mean(),
+                "over_grid": np.exp(np.log(excess[DEFAULT] / grid).mean()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def margins(runs: pd.DataFrame, period: str, rng: np.random.Generator, resamples: int = 2000) -> pd.DataFrame:
+    """Whether the default's lead could be the luck of a few days: its days drawn again with replacement.
+
+    All traces and ratios keep the same days in a resample. In each one the mean excess of the default is
+    compared with that of every rival; the grid's best member, for all traces and ratios (``best member``) or
+    for each of them (`GRID`), is picked again in every resample, in hindsight.
+
+    Returns
+    -------
+    DataFrame: ``rival``; ``lead``, its mean excess minus the default's over the period (percent points);
+    ``low`` and ``high``, the 5 % and 95 % quantiles of that over the resamples; and ``ahead``, the share of
+    resamples in which the default is cheaper.
+    """
+    part = _period(runs[runs["trace"].isin(LONG)], period)
+    kept = part["policy"].str.startswith("grid: ") | part["policy"].isin((DEFAULT, "rolling SAA, last day"))
+    part = part[kept].assign(day=_day(part), spent=part["cost"] * part["requests"])
+    part = part.assign(least=part["hindsight"] * part["requests"])
+    daily = part.groupby(["policy", "trace", "rho", "day"])[["spent", "least"]].sum()
+    names = daily.index.unique("policy")
+    shape = (len(names), -1, daily.index.unique("day").size)
+    spent, least = (daily[column].to_numpy().reshape(shape) for column in ("spent", "least"))
+    days = rng.integers(shape[2], size=(resamples, shape[2]))
+    counts = np.stack([np.ones(shape[2]), *(np.bincount(row, minlength=shape[2]) for row in days)])
+    excess = 100 * (spent @ counts.T / (least @ counts.T) - 1)
+    members = excess[names.str.startswith("grid: ")]
+    rivals = {
+        "rolling SAA, last window": excess[names.get_loc("grid: last")].mean(axis=0),
+        "rolling SAA, last day": excess[names.get_loc("rolling SAA, last day")].mean(axis=0),
+        "best member of the grid": members.mean(axis=1).min(axis=0),
+        GRID: members.min(axis=0).mean(axis=0),
+    }
+    rows = []
+    for name, rival in rivals.items():
+        lead = rival - excess[names.get_loc(DEFAULT)].mean(axis=0)
+        low, high = np.quantile(lead[1:], [0.05, 0.95])
+        rows.append((name, lead[0], low, high, (lead[1:] > 0).mean()))
+    return pd.DataFrame(rows, columns=["rival", "lead", "low", "high", "ahead"])
 
 
 def path(runs: pd.DataFrame, trace: str, rho: float, names: Sequence[str]) -> pd.DataFrame:
