@@ -156,9 +156,16 @@ def test_elsewhere_by_hand():
 
 
 def test_series_elsewhere_are_what_their_kind_says():
+    six = TRACES["m-large"].windows()
     back = ELSEWHERE["backwards"][0]
-    assert back.windows() == TRACES["m-large"].windows()[::-1]
+    assert back.windows() == six[::-1]
+    halves = ELSEWHERE["12-hour windows"][0].windows()
+    assert [w.total for w in halves] == [six[i].total + six[i + 1].total for i in range(0, 56, 2)]
+    assert halves[1].mean == pytest.approx(
+        (six[2].total * six[2].mean + six[3].total * six[3].mean) / halves[1].total
+    )
     inputs = ELSEWHERE["input lengths"][0].windows()
+    assert ELSEWHERE["input lengths, backwards"][0].windows() == inputs[::-1]
     whole = list(load_digests("servegen-m-large", "window", field="input").values())
     assert len(inputs) == 56
     assert inputs[3].mean * 16 == pytest.approx(whole[3].mean, rel=0.01)
