@@ -192,6 +192,7 @@ def headlines(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
         "paper_seconds": max(row["bcd_s"] for row in published("table_3")["rows"]),
         "drift_adaptive_pct": standing["default"],
         "drift_best_member_pct": standing["best_member"],
+        "drift_grid_pct": standing["grid"],
         "drift_static_worst": static.max(),
         "kv_mb_stated": wide["70B-MHA"],
         "kv_mb_grouped": wide["Llama-3-70B"],
