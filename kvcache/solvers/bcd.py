@@ -7,7 +7,8 @@ Block 2
     delta_ik = 1 where u_ik pi_ik / z_k > 1, column by column where (6e) still holds.
 Block 3
     chooses z, in one of two readings: ``resolve`` runs Block 1 again for each z (the default, A7),
-    ``literal`` keeps r, pi and delta, so a configuration without groups never gets one.
+    ``literal`` keeps r, pi and delta, so a configuration without groups never gets one. Neither lists
+    the z of a large cluster; see :func:`solve` for what ``resolve`` guarantees there.
 
 The waiting time W_k (7) is a convex function of the utilisation v_k and enters both programs by
 tangents. With routing fixed, LP2 is therefore exact. In LP1 the product pi_ik W_k is taken to first
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import islice
 
 import highspy
 import numpy as np
@@ -49,6 +51,11 @@ _PROGRESS = 1e-9
 _ALTERNATION_PROGRESS = 1e-7
 _ALTERNATIONS = 40
 _HALVINGS = 8
+# HiGHS's options for a program that it gave up on, tried in turn from no basis.
+_RESCUES = (
+    {"user_objective_scale": -10},
+    {"solver": "ipm", "dual_feasibility_tolerance": 1e-7, "primal_feasibility_tolerance": 1e-7},
+)
 # An admitted share below this is none.
 _NOTHING = 1e-9
 # Relative error of the tangents at which an LP counts as solved.
@@ -57,6 +64,12 @@ _TANGENT_ERROR = 1e-8
 _TIE_BREAK = 1e-8
 # First tangents of each WC_i, in multiples of its unconstrained reservation; memory asks for less than that.
 _FIRST_CUTS = np.array([0.0, 0.4, 0.6, 0.75, 0.85, 0.9, 0.94, 0.97, 0.99, 1.0])
+# Share of the objective within which the choice of groups at given utilisations is exact.
+_BLOCK3_GAP = 1e-4
+# Neighbouring partitions x classes x configurations up to which neighbours are tried one by one.
+_NEIGHBOURHOOD = 10_000
+# Utilisations of the median configuration at which groups are priced.
+_LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 # Utilisations of the first tangents of v / (1 - v).
 _POINTS = 1 - np.geomspace(1.0, 0.1, 10)
 
@@ -98,6 +111,14 @@ class _Program:
         """(n,) an optimal vertex. Every program here is feasible and bounded."""
         self.engine.run()
         status = self.engine.getModelStatus()
+        for options in _RESCUES:
+            if status == highspy.HighsModelStatus.kOptimal:
+                break
+            self.engine.clearSolver()
+            for option, value in options.items():
+                self.engine.setOptionValue(option, value)
+            self.engine.run()
+            status = self.engine.getModelStatus()
         if status != highspy.HighsModelStatus.kOptimal:
             raise RuntimeError(f"linear program: HiGHS ends with {self.engine.modelStatusToString(status)}")
         return np.array(self.engine.getSolution().col_value)
@@ -209,9 +230,13 @@ class _Block1:
         self.relaxation.load_box(box)
         return self.relaxation.solve(objective, precision=1e-5)
 
+    def remaining(self) -> float:
+        """Seconds left of the time limit."""
+        return np.inf if self.deadline is None else max(self.deadline - time.perf_counter(), 0.0)
+
     def expired(self) -> bool:
         """Whether the time limit has passed."""
-        return self.deadline is not None and time.perf_counter() > self.deadline
+        return self.remaining() <= 0
 
     # ---- LP1 ----------------------------------------------------------------------------------
 
@@ -485,6 +510,96 @@ def _literal_groups(instance: Instance, policy: Policy) -> NDArray[np.int64]:
     return z
 
 
+def _caps(instance: Instance, policy: Policy, result: Evaluation) -> Iterator[Floats]:
+    """Utilisations (K,) at which Block 3 prices the groups: the present ones, then a range of others.
+
+    A token held on k takes n_k / (M_k v_k) GPUs and waits in proportion to phi_k v_k / (1 - v_k). At one
+    price for both everywhere the sum is least where v_k / (1 - v_k) is in proportion to
+    (n_k / (phi_k M_k))^1/2: one number, the utilisation of the median configuration, gives all v_k.
+    """
+    possible = instance.max_groups > 0
+    if not possible.any():
+        return
+    shape = np.sqrt(instance.group_gpus / (instance.queueing_factors * instance.kv_tokens))
+    shape = shape / np.median(shape[possible])
+    top = instance.utilisation_bounds
+
+    def at(ratio: float) -> Floats:
+        return np.minimum(ratio * shape / (1 + ratio * shape), top)
+
+    used = policy.routing.any(axis=0)
+    if used.any():
+        v = result.utilisation
+        load = (policy.groups * instance.kv_tokens * v)[used]
+        ratio = np.average((v / (1 - v) / shape)[used], weights=load)
+        yield np.where(used, v, at(ratio))
+    for level in _LEVELS:
+        yield at(level / (1 - level))
+
+
+def _priced_groups(
+    inner: _Block1, policy: Policy, result: Evaluation, caps: Floats
+) -> tuple[NDArray[np.int64], Floats] | None:
+    """(K,) z and (I, K) pi of least cost for given reservations, prefixes and utilisation caps.
+
+    With v_k <= cap_k and the wait that belongs to cap_k the problem is linear in (z, pi), and whatever
+    it promises holds: (6e) bounds the load by z_k M_k, a lower utilisation only waits less. A program with
+    K whole numbers, whatever J is; it ends within `_BLOCK3_GAP` of the objective. A configuration without
+    groups has no prefixes of its own: there those count that the class has on most of its routing.
+    """
+    x, costs, rates = inner.instance, inner.instance.costs, inner.instance.arrival_rates
+    mostly = (policy.routing * policy.prefix_cache).sum(axis=1) > 0.5 * policy.admission
+    delta = np.where(policy.groups > 0, policy.prefix_cache, mostly[:, None])
+    prefixes = x.prefix_tokens @ delta / x.kv_tokens
+    room = np.minimum((1 - prefixes) / (1 + x.headroom), caps - prefixes)
+    index = np.flatnonzero((x.max_groups > 0) & (room > 0))
+    if not index.size:
+        return None
+    held = policy.reservations[:, None] - delta[:, index] * x.prefix_tokens[:, None]
+    share = x.offered_loads[:, index] * held / x.kv_tokens[index]
+    waits = x.queueing_factors[index] * caps[index] / (1 - caps[index])
+    late = x.service_times[:, index] + waits - x.latency_slos[:, None]
+    classes, configs = share.shape
+    pairs = classes * configs
+
+    # columns: z (k), pi (I x k), s (I); rows: memory (k), admission (I), tardiness (I), GPUs
+    i, k = np.divmod(np.arange(pairs), configs)
+    z, pi = np.arange(configs), configs + np.arange(pairs)
+    s = configs + pairs + np.arange(classes)
+    entries = (
+        (k, pi, share.ravel()),
+        (z, z, -room[index]),
+        (configs + i, pi, np.ones(pairs)),
+        (configs + classes + i, pi, late.ravel()),
+        (configs + classes + np.arange(classes), s, -np.ones(classes)),
+        (np.full(configs, configs + 2 * classes), z, x.group_gpus[index].astype(float)),
+    )
+    row, column, value = (np.concatenate(part) for part in zip(*entries, strict=True))
+    right = np.concatenate([np.zeros(configs), np.ones(classes), np.zeros(classes), [x.gpus]])
+    whole = np.concatenate([np.ones(configs), np.zeros(pairs + classes)])
+    upper = np.concatenate([x.max_groups[index], np.ones(pairs), np.full(classes, np.inf)])
+    worth = np.repeat(rates * (result.worst_case - costs.rejection), configs)
+    # The program leaves out what rejecting all costs, and its gap is relative to what is left.
+    rejecting_all = costs.rejection * rates.sum()
+    gap = _BLOCK3_GAP * result.objective / max(rejecting_all, result.objective, 1e-9)
+    scale = max(rejecting_all, 1e-9) / 1e4
+    answer = milp(
+        np.concatenate([costs.gpu * x.group_gpus[index], worth, costs.slo * rates]) / scale,
+        constraints=LinearConstraint(
+            sparse.csr_matrix((value, (row, column)), shape=(right.size, upper.size)), -np.inf, right
+        ),
+        integrality=whole,
+        bounds=(np.zeros(upper.size), upper),
+        options={"mip_rel_gap": gap, "time_limit": inner.remaining()},
+    )
+    if answer.x is None:
+        return None
+    groups, routing = np.zeros(len(x.configs), dtype=np.int64), np.zeros_like(policy.routing)
+    groups[index] = np.round(answer.x[z]).astype(np.int64)
+    routing[:, index] = answer.x[pi].reshape(classes, configs)
+    return groups, routing
+
+
 def _partitions(instance: Instance, limit: int) -> NDArray[np.int64] | None:
     """(|Z|, K) all z with sum_k n_k z_k <= J, or None when there are more than ``limit``."""
     rows = np.zeros((1, 0), dtype=np.int64)
@@ -577,9 +692,14 @@ def solve(
     reservations : (I,) prescribed r_i in tokens, which then stay as they are.
     max_iterations : T_max.
     enumerate_up_to : where there are at most so many z, ``resolve`` branches on z and bounds by the
-        relaxation, so that its result is the best z of all for Block 1. Otherwise it moves to better
-        neighbours (a group more or less, an exchange, in steps 1, 2, 4, ...) until there is none: no
-        neighbour is then better.
+        relaxation, so that its result is the best z of all for Block 1. Beyond, it ends at a z that
+        withstands two searches. One tries neighbours (a group more or less, an exchange, in steps 1, 2,
+        4, ...); it is left out where there are too many for the size of the programs
+        (``_NEIGHBOURHOOD``). The other takes the z of least cost, pi re-optimised, for the present
+        reservations and prefixes at each of a few choices of utilisations to stay below (``_caps``). Each
+        is a branch and bound over z and pi together, exact to 1e-4 of the objective (``_BLOCK3_GAP``)
+        whatever J is. No z that either search finds is better for Block 1. That is no bound on what
+        other z could bring.
 
     Returns
     -------
@@ -624,7 +744,8 @@ def solve(
             moved = Policy.of(instance, z, eta, policy.routing, policy.prefix_cache)
             accept(inner.better(moved, policy, result))
         else:
-            accept(_resolve(inner, policy, result, enumerate_up_to))
+            settled = np.array_equal(before[1], policy.prefix_cache)
+            accept(_resolve(inner, policy, result, enumerate_up_to, settled))
         if np.array_equal(before[0], policy.groups) and np.array_equal(before[1], policy.prefix_cache):
             break
     return Solution.of(
@@ -656,9 +777,12 @@ def _start(instance: Instance, start: Policy | ArrayLike | None, fixed: Floats |
 
 
 def _resolve(
-    inner: _Block1, policy: Policy, result: Evaluation, enumerate_up_to: int
+    inner: _Block1, policy: Policy, result: Evaluation, enumerate_up_to: int, settled: bool
 ) -> tuple[Policy, Evaluation]:
-    """Block 3 with Block 1 solved again for each z that the relaxation does not exclude."""
+    """Block 3 with Block 1 solved again for each z that no bound excludes; see :func:`solve`.
+
+    ``settled``: Block 2 changed nothing in this round. The search by prices waits for that.
+    """
     instance = inner.instance
 
     def tried(z: NDArray[np.int64], incumbent: tuple[Policy, Evaluation]) -> tuple[Policy, Evaluation]:
@@ -691,17 +815,26 @@ def _resolve(
                 heapq.heappush(boxes, (point.bound, order, lower, upper))
                 order += 1
         return best
-    seen = {best[0].groups.tobytes()}
-    for z in _neighbours(instance, policy.groups):
+    most = _NEIGHBOURHOOD // instance.offered_loads.size
+    near = list(islice(_neighbours(instance, policy.groups), most + 1))
+    for z in near if len(near) <= most else ():
         if inner.expired():
-            break
-        if z.tobytes() in seen:
-            continue
-        seen.add(z.tobytes())
-        if inner.relaxed(z, z, best[1].objective) is None:
+            return best
+        if inner.relaxed(z, z, result.objective) is None:
             continue
         found = tried(z, best)
         if found is not best:
             # Prefixes and reservations follow a move before the next one is sought.
             return found
+    for caps in _caps(instance, policy, result) if settled else ():
+        if inner.expired():
+            break
+        priced = _priced_groups(inner, policy, result, caps)
+        if priced is None:
+            continue
+        eta = policy.reservations - instance.input_tokens
+        candidate = repaired(instance, priced[0], eta, priced[1], policy.prefix_cache)
+        found = inner.run(_cache_prefixes(instance, candidate, evaluate(instance, candidate))[0])
+        if inner.improves(found[1], best[1]):
+            best = found
     return best
