@@ -70,6 +70,8 @@ _BLOCK3_GAP = 1e-4
 _NEIGHBOURHOOD = 10_000
 # Utilisations of the median configuration at which groups are priced.
 _LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Times that groups are priced from each of them, the later ones at what Block 1 has made of the first.
+_PRICINGS = 2
 # Utilisations of the first tangents of v / (1 - v).
 _POINTS = 1 - np.geomspace(1.0, 0.1, 10)
 
@@ -696,10 +698,10 @@ def solve(
         withstands two searches. One tries neighbours (a group more or less, an exchange, in steps 1, 2,
         4, ...); it is left out where there are too many for the size of the programs
         (``_NEIGHBOURHOOD``). The other takes the z of least cost, pi re-optimised, for the present
-        reservations and prefixes at each of a few choices of utilisations to stay below (``_caps``). Each
-        is a branch and bound over z and pi together, exact to 1e-4 of the objective (``_BLOCK3_GAP``)
-        whatever J is. No z that either search finds is better for Block 1. That is no bound on what
-        other z could bring.
+        reservations and prefixes at each of a few choices of utilisations to stay below (``_caps``), and
+        from what Block 1 makes of it once more. Each is a branch and bound over z and pi together, exact
+        to 1e-4 of the objective (``_BLOCK3_GAP``) whatever J is. No z that either search finds is better
+        for Block 1. That is no bound on what other z could bring.
 
     Returns
     -------
@@ -827,14 +829,16 @@ def _resolve(
             # Prefixes and reservations follow a move before the next one is sought.
             return found
     for caps in _caps(instance, policy, result) if settled else ():
-        if inner.expired():
-            break
-        priced = _priced_groups(inner, policy, result, caps)
-        if priced is None:
-            continue
-        eta = policy.reservations - instance.input_tokens
-        candidate = repaired(instance, priced[0], eta, priced[1], policy.prefix_cache)
-        found = inner.run(_cache_prefixes(instance, candidate, evaluate(instance, candidate))[0])
-        if inner.improves(found[1], best[1]):
-            best = found
+        now = policy, result
+        for _ in range(_PRICINGS):
+            priced = None if inner.expired() else _priced_groups(inner, *now, caps)
+            if priced is None or not priced[0].any():
+                break
+            z, routing = priced
+            eta = now[0].reservations - instance.input_tokens
+            candidate = repaired(instance, z, eta, routing, now[0].prefix_cache)
+            now = inner.run(_cache_prefixes(instance, candidate, evaluate(instance, candidate))[0])
+            if inner.improves(now[1], best[1]):
+                best = now
+            caps = next(_caps(instance, *now))
     return best
