@@ -218,7 +218,8 @@ def test_priced_groups_are_the_best_of_all_partitions(seed):
         return answer.fun + c.rejection * lam.sum() + c.gpu * (x.group_gpus @ z)
 
     for caps in list(bcd._caps(x, policy, result))[::3]:
-        z, routing = bcd._priced_groups(inner, policy, result, caps)
+        z, routing, cached = bcd._priced_groups(inner, policy, result, caps)
+        np.testing.assert_array_equal(cached, delta)
         least = min(cheapest(z, caps) for z in bcd._partitions(x, 2000))
         assert cheapest(z, caps) <= least + 1.01e-4 * result.objective
         kept = evaluate(x, repaired(x, z, policy.reservations - x.input_tokens, routing, delta))

@@ -531,7 +531,7 @@ def _caps(instance: Instance, policy: Policy, result: Evaluation) -> Iterator[Fl
 
     used = policy.routing.any(axis=0)
     if used.any():
-        v = result.utilisation
+        v = np.minimum(result.utilisation, top)
         load = (policy.groups * instance.kv_tokens * v)[used]
         ratio = np.average((v / (1 - v) / shape)[used], weights=load)
         yield np.where(used, v, at(ratio))
@@ -541,8 +541,8 @@ def _caps(instance: Instance, policy: Policy, result: Evaluation) -> Iterator[Fl
 
 def _priced_groups(
     inner: _Block1, policy: Policy, result: Evaluation, caps: Floats
-) -> tuple[NDArray[np.int64], Floats] | None:
-    """(K,) z and (I, K) pi of least cost for given reservations, prefixes and utilisation caps.
+) -> tuple[NDArray[np.int64], Floats, Bools] | None:
+    """(K,) z, (I, K) pi and delta of least cost for given reservations, prefixes and utilisation caps.
 
     With v_k <= cap_k and the wait that belongs to cap_k the problem is linear in (z, pi), and whatever
     it promises holds: (6e) bounds the load by z_k M_k, a lower utilisation only waits less. A program with
@@ -599,7 +599,7 @@ def _priced_groups(
     groups, routing = np.zeros(len(x.configs), dtype=np.int64), np.zeros_like(policy.routing)
     groups[index] = np.round(answer.x[z]).astype(np.int64)
     routing[:, index] = answer.x[pi].reshape(classes, configs)
-    return groups, routing
+    return groups, routing, delta
 
 
 def _partitions(instance: Instance, limit: int) -> NDArray[np.int64] | None:
@@ -834,9 +834,9 @@ def _resolve(
             priced = None if inner.expired() else _priced_groups(inner, *now, caps)
             if priced is None or not priced[0].any():
                 break
-            z, routing = priced
+            z, routing, delta = priced
             eta = now[0].reservations - instance.input_tokens
-            candidate = repaired(instance, z, eta, routing, now[0].prefix_cache)
+            candidate = repaired(instance, z, eta, routing, delta)
             now = inner.run(_cache_prefixes(instance, candidate, evaluate(instance, candidate))[0])
             if inner.improves(now[1], best[1]):
                 best = now
