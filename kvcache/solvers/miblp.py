@@ -32,9 +32,13 @@ __all__ = ["SOLVERS", "build", "solve"]
 
 #: Pyomo's interface to each solver.
 SOLVERS = {"scip": "scip_direct", "gurobi": "gurobi_direct_minlp"}
-#: The SCIP 10.0 of the Python wheels ends the whole process (SIGABRT within Ipopt) on the literal 6 x 6 x 300
-#: program. Only heuristics call Ipopt, so the bounds need nothing of it.
-WITHOUT_IPOPT = {f"heuristics/{name}/freq": -1 for name in ("subnlp", "nlpdiving", "multistart", "mpec")}
+#: Two ways in which SCIP 10.0 as Python wheels ship it takes the process with it. Pyomo reads its log through
+#: a pipe in a thread that cannot run while SCIP does, so that a log of more than a pipe's 64 kB waits for ever;
+#: and on the literal 6 x 6 x 300 program it aborts within Ipopt, which only heuristics call.
+SCIP_OPTIONS = {
+    "display/verblevel": 0,
+    **{f"heuristics/{name}/freq": -1 for name in ("subnlp", "nlpdiving", "multistart", "mpec")},
+}
 
 # First tangents of each WC_i in the compact form.
 _FIRST_CUTS = 12
@@ -218,7 +222,7 @@ def solve(
             model.r[i].fix(r)
             if compact:
                 add_cut(model, instance, i, r - instance.input_tokens[i])
-    options = {**(WITHOUT_IPOPT if solver == "scip" else {}), **(solver_options or {})}
+    options = {**(SCIP_OPTIONS if solver == "scip" else {}), **(solver_options or {})}
     engine = SolverFactory(SOLVERS[solver])
     if not engine.available():
         return _nothing(f"{solver} is not installed", method, started)
