@@ -32,9 +32,9 @@ __all__ = ["SOLVERS", "build", "solve"]
 
 #: Pyomo's interface to each solver.
 SOLVERS = {"scip": "scip_direct", "gurobi": "gurobi_direct_minlp"}
-#: Two ways in which SCIP 10.0 as Python wheels ship it takes the process with it. Pyomo reads its log through
-#: a pipe in a thread that cannot run while SCIP does, so that a log of more than a pipe's 64 kB waits for ever;
-#: and on the literal 6 x 6 x 300 program it aborts within Ipopt, which only heuristics call.
+#: Two ways in which SCIP 10.0, as Python wheels ship it, takes the process with it. Pyomo reads its log
+#: through a pipe in a thread that cannot run while SCIP does, so that a log longer than a pipe's 64 kB waits
+#: for ever; and on the literal 6 x 6 x 300 program it aborts within Ipopt, which only heuristics call.
 SCIP_OPTIONS = {
     "display/verblevel": 0,
     **{f"heuristics/{name}/freq": -1 for name in ("subnlp", "nlpdiving", "multistart", "mpec")},
