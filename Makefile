@@ -89,7 +89,7 @@ build/.environment: requirements.txt pyproject.toml
 	@mkdir -p build && touch $@
 
 data: $(READY) ## download the original traces (resumes, verifies) and rebuild the digests from them
-	$(PY) -m kvcache.download --raw $(RAW)
+	$(PY) -m kvcache.traces.download --raw $(RAW)
 	$(PY) -m kvcache.digests build --raw $(RAW)
 
 digests: $(READY) ## reduce the traces in RAW= to data/digests
@@ -100,7 +100,7 @@ notebooks: $(READY) $(EXECUTED) ## run the notebooks that are out of date, into 
 $(NAMES): %: $(BUILD)/%.ipynb
 
 $(EXECUTED): $(BUILD)/%.ipynb: notebooks/%.ipynb $(PACKAGE) $(DATA) requirements.txt | $(READY)
-	@$(PY) -m kvcache.notebook run $< --profile $(PROFILE)
+	@$(PY) -m kvcache.artifact.notebook run $< --profile $(PROFILE)
 
 $(LEDGER): $(filter-out $(LEDGER),$(EXECUTED))
 
@@ -108,13 +108,14 @@ reproduce: $(BUILD)/claims.txt ## everything, then the claims; PROFILE=full runs
 	@echo "reproduce: profile $(PROFILE) is up to date; notebooks and claims.txt are in $(BUILD)"
 
 $(BUILD)/claims.txt: $(EXECUTED) | $(READY)
-	@$(PY) -m kvcache.summary $@ $(EXECUTED) --profile $(PROFILE)
+	@$(PY) -m kvcache.artifact.summary $@ $(EXECUTED) --profile $(PROFILE)
 
 # The committed notebooks run again with their tables and figures going to build/nbval.
+# Bars are off, as the committed notebooks show none and nbval compares what is printed.
 test: $(READY) ## unit tests, then the committed notebooks against their marked cells
 	$(PY) -m pytest -n $(JOBS) --dist loadfile tests
 	@rm -rf build/nbval && mkdir -p build/nbval/data && cp -R data/results build/nbval/data/results
-	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" $(PY) -m pytest -n $(JOBS) --dist loadfile \
+	KVCACHE_OUTPUT="$(CURDIR)/build/nbval" TQDM_DISABLE=1 $(PY) -m pytest -n $(JOBS) --dist loadfile \
 	  --nbval-lax --nbval-current-env --nbval-cell-timeout=1200 --timeout=1800 notebooks
 
 bench: $(READY) ## measured ratios: closed forms against solvers, readers against their targets
@@ -129,14 +130,14 @@ lint: $(READY) ## ruff: rules and format
 
 readme: $(READY) ## write the numbers in README.md and docs/assumptions.md from data/results
 	$(PY) -m kvcache.assumptions docs/assumptions.md
-	$(PY) -m kvcache.readme README.md
+	$(PY) -m kvcache.artifact.readme README.md
 
 report: $(READY) $(EXECUTED) ## static HTML report of the executed notebooks, in build/PROFILE/report
-	@$(PY) -m kvcache.report $(EXECUTED) --profile $(PROFILE)
+	@$(PY) -m kvcache.artifact.report $(EXECUTED) --profile $(PROFILE)
 
 embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ (they are committed executed)
 	@test $(PROFILE) = quick || { echo "embed: the committed notebooks show PROFILE=quick" >&2; exit 1; }
-	@$(PY) -m kvcache.notebook embed $(NOTEBOOKS)
+	@$(PY) -m kvcache.artifact.notebook embed $(NOTEBOOKS)
 
 lock: ## requirements.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test \

@@ -13,7 +13,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import NamedTuple
+from weakref import ReferenceType
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -118,7 +120,8 @@ class _Ball(AmbiguitySet):
         return self.radius * dist.mean if self.relative else self.radius
 
 
-class _Atoms(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Atoms:
     """Lengths, probabilities and their partial sums; index j splits atoms n < j from atoms n >= j."""
 
     x: Floats
@@ -138,11 +141,33 @@ class _Atoms(NamedTuple):
         def after(values: Floats) -> Floats:
             return np.concatenate([np.cumsum(values[::-1])[::-1], [0.0]])
 
-        return cls(x, p, upper, before(p), after(p), before(p * x), after(p * (upper - x)), after(p * x))
+        # Copies: what is kept must not change with an array that someone else holds.
+        sums = (before(p), after(p), before(p * x), after(p * (upper - x)), after(p * x))
+        x, p = x.copy(), p.copy()
+        for array in (x, p, *sums):
+            array.flags.writeable = False
+        return cls(x, p, upper, *sums)
 
+    @cached_property
     def reflected(self) -> _Atoms:
         """The distribution of upper - xi."""
         return _Atoms.of(self.upper - self.x[::-1], self.p[::-1], self.upper)
+
+
+# The partial sums of each distribution that is alive, by its id: to hash or compare distributions costs as
+# much as to sum them. Kept here and not on the distribution, whose copies and pickles stay what they are.
+_KNOWN: dict[int, tuple[ReferenceType[LengthDistribution], _Atoms]] = {}
+
+
+def _atoms(dist: LengthDistribution) -> _Atoms:
+    """The partial sums of a distribution, which never changes, computed once and dropped with it."""
+    key = id(dist)
+    known = _KNOWN.get(key)
+    if known is not None and known[0]() is dist:
+        return known[1]
+    atoms = _Atoms.of(dist.tokens.astype(np.float64), dist.probabilities, float(dist.upper))
+    _KNOWN[key] = ReferenceType(dist, lambda _, forget=_KNOWN.pop: forget(key, None)), atoms
+    return atoms
 
 
 class Regime(StrEnum):
@@ -197,7 +222,7 @@ class Wasserstein1(_Ball):
     def thresholds(dist: LengthDistribution, c_p: float, c_w: float) -> tuple[float, float]:
         """(S, S2) in tokens: the radii at which the reservation changes its regime."""
         q = critical_fractile(c_p, c_w)
-        atoms = _Atoms.of(dist.tokens.astype(np.float64), dist.probabilities, float(dist.upper))
+        atoms = _atoms(dist)
         i = int(np.searchsorted(dist.tokens, dist.quantile(q)))
         # The atom at the fractile belongs to both tails; rounding must not give it a negative share.
         below = min(max(q - atoms.mass_below[i], 0.0), atoms.p[i])
@@ -231,7 +256,7 @@ class Wasserstein1(_Ball):
         return self.solve(dist, c_p, c_w).eta
 
     def _cut(self, dist: LengthDistribution, eta: Floats, c_p: float, c_w: float) -> tuple[Floats, Floats]:
-        atoms = _Atoms.of(dist.tokens.astype(np.float64), dist.probabilities, float(dist.upper))
+        atoms = _atoms(dist)
         radius = self.radius_tokens(dist)
         value, slope = np.empty_like(eta), np.empty_like(eta)
         long_worse = c_p * (atoms.upper - eta) >= c_w * eta
@@ -239,7 +264,7 @@ class Wasserstein1(_Ball):
             value[long_worse], slope[long_worse] = _transport(atoms, eta[long_worse], radius, c_p, c_w)
         if not long_worse.all():
             there = ~long_worse
-            value[there], mirrored = _transport(atoms.reflected(), atoms.upper - eta[there], radius, c_w, c_p)
+            value[there], mirrored = _transport(atoms.reflected, atoms.upper - eta[there], radius, c_w, c_p)
             slope[there] = -mirrored
         return value, slope
 
@@ -277,8 +302,14 @@ def _transport(atoms: _Atoms, eta: Floats, radius: float, c_p: float, c_w: float
     steps = [
         radius <= spent[turn],
         radius <= atoms.to_zero[turn] + atoms.to_upper[turn],
-        np.full(eta.shape, radius < atoms.to_upper[0]),
+        radius < atoms.to_upper[0],
     ]
+
+    def step(*choices: Floats | float) -> Floats:
+        # np.select takes several times as long for few reservations.
+        return np.where(
+            steps[0], choices[0], np.where(steps[1], choices[1], np.where(steps[2], choices[2], 0))
+        )
 
     # First step: from the atom `last` only what the budget leaves moves to the target.
     moved, own, own_slope = 0.0, at_zero, c_w
@@ -296,9 +327,9 @@ def _transport(atoms: _Atoms, eta: Floats, radius: float, c_p: float, c_w: float
         crossed = min(max((radius - ends[edge]) / (upper - 2 * x[edge - 1]), 0.0), atoms.p[edge - 1])
 
     if c_p >= c_w:
-        a, b = np.select(steps, [0, 0, edge], 0), np.select(steps, [whole, turn, edge], 0)
+        a, b = step(0, 0, edge), step(whole, turn, edge)
     else:
-        a, b = np.select(steps, [whole, turn, edge], 0), np.select(steps, [m, m, edge], 0)
+        a, b = step(whole, turn, edge), step(m, m, edge)
     # In the second step every token of the budget is worth the same, wherever it is spent.
     bonus = [moved * (target - own), min(c_p, c_w) * (radius - spent[turn]), crossed * (at_upper - at_zero)]
     bonus_slope = [moved * (target_slope - own_slope), 0.0, -crossed * (c_p + c_w)]
@@ -306,11 +337,11 @@ def _transport(atoms: _Atoms, eta: Floats, radius: float, c_p: float, c_w: float
     middle = np.clip(k, a, b)
     wasted = atoms.mass_below[middle] - atoms.mass_below[a]
     preempted = atoms.mass_above[middle] - atoms.mass_above[b]
-    value = at_zero * atoms.mass_below[a] + at_upper * atoms.mass_above[b] + np.select(steps, bonus, 0.0)
+    value = at_zero * atoms.mass_below[a] + at_upper * atoms.mass_above[b] + step(*bonus)
     value += c_w * (eta * wasted - (atoms.to_zero[middle] - atoms.to_zero[a]))
     value += c_p * (atoms.mean_above[middle] - atoms.mean_above[b] - eta * preempted)
     slope = c_w * (atoms.mass_below[a] + wasted) - c_p * (atoms.mass_above[b] + preempted)
-    return value, slope + np.select(steps, bonus_slope, 0.0)
+    return value, slope + step(*bonus_slope)
 
 
 @dataclass(frozen=True)

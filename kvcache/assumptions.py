@@ -1,14 +1,14 @@
 """What the paper leaves open, what is chosen here, where in the code that can be changed, and what it does.
 
 The choices are named defaults of the code; `defaults` reads their values from there. How much each one
-matters is measured by :mod:`kvcache.effects` and kept in ``assumptions.csv``. ``python -m
+matters is measured by :mod:`kvcache.studies.effects` and kept in ``assumptions.csv``. ``python -m
 kvcache.assumptions docs/assumptions.md`` writes both into one page.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import inspect
 import re
 import sys
@@ -83,13 +83,13 @@ ASSUMPTIONS = (
         "A6",
         "What Table II counts",
         "Cost per arrival at c_w = 1, without the premium",
-        "fractile.table2",
+        "studies.fractile.table2",
     ),
     Assumption(
         "A7",
         "Block 3 of Algorithm 1",
         "The routing and reservation problems are solved again for each z",
-        "bcd.solve(block3=)",
+        "solvers.bcd.solve(block3=)",
     ),
     Assumption(
         "A8",
@@ -139,20 +139,20 @@ ASSUMPTIONS = (
         "A15",
         "Lengths scaled beyond L_max",
         "Cut at L_max, as a generation limit would",
-        "scenario.evaluation(capped=)",
+        "studies.scenario.evaluation(capped=)",
     ),
     Assumption(
         "A16",
         "Load of the ablation under its 2.5x shift",
         "Two loads far below the stated 0.6, at which memory would overflow with such lengths",
-        "studies.CALM_LOAD, studies.BUSY_LOAD",
+        "studies.evaluation.CALM_LOAD, studies.evaluation.BUSY_LOAD",
     ),
     Assumption(
         "A17",
         "Cost in Table IV",
         "Preemption and waste per arrival while nothing is rejected by choice: the published costs are "
         "linear in rho, so they hold neither rejections nor GPUs nor tardiness",
-        "studies.NEVER_REJECT",
+        "studies.evaluation.NEVER_REJECT",
     ),
     Assumption(
         "A18",
@@ -177,6 +177,8 @@ def assumption_table(*ids: str) -> pd.DataFrame:
 
 
 def _attribute(owner: Any, name: str) -> Any:
+    if hasattr(owner, "__path__") and importlib.util.find_spec(f"{owner.__name__}.{name}") is not None:
+        return importlib.import_module(f"{owner.__name__}.{name}")
     if is_dataclass(owner) and name in {field.name for field in fields(owner)} and not hasattr(owner, name):
         return inspect.Parameter.empty
     return getattr(owner, name)
@@ -200,12 +202,12 @@ def default(reference: str) -> Any:
         if not path.is_file():
             raise LookupError(f"{reference}: the project has no such file")
         return path
-    match = re.fullmatch(r"(\w+)\.([\w.]+?)(?:\((\w+)=\))?", reference)
+    match = re.fullmatch(r"(\w+\.[\w.]+?)(?:\((\w+)=\))?", reference)
     if match is None:
         raise LookupError(f"{reference!r}; expected module.NAME, module.function(parameter=) or a file")
-    module, names, parameter = match.groups()
+    names, parameter = match.groups()
     try:
-        found = reduce(_attribute, names.split("."), importlib.import_module(f"kvcache.{module}"))
+        found = reduce(_attribute, names.split("."), importlib.import_module("kvcache"))
         return found if parameter is None else inspect.signature(found).parameters[parameter].default
     except (ImportError, AttributeError, KeyError) as error:
         raise LookupError(f"{reference}: the code has no such default") from error
@@ -251,7 +253,7 @@ def page(effects: pd.DataFrame, claims: pd.DataFrame) -> str:
 
     Parameters
     ----------
-    effects : rows of ``assumptions.csv``, see `kvcache.effects.effects`.
+    effects : rows of ``assumptions.csv``, see `kvcache.studies.effects.effects`.
     claims : rows of ``claims.csv``; its column ``assumptions`` tells which verdicts rest on which choice.
 
     Raises
@@ -288,8 +290,8 @@ def page(effects: pd.DataFrame, claims: pd.DataFrame) -> str:
 _HEAD = """# Choices where the paper is silent or unclear
 
 Each is a named default of the code and can be changed there. What it does is measured by
-`kvcache/effects.py`, one choice at a time; all else is the paper's instance (8 A100-80GB, chat, code and
-conversation from real traces, rho = 10, radius 0.15 x mean, load 0.6) unless the line says so. Each line
+`kvcache/studies/effects.py`, one choice at a time; all else is the paper's instance (8 A100-80GB, chat, code
+and conversation from real traces, rho = 10, radius 0.15 x mean, load 0.6) unless the line says so. Each line
 gives the number with the choice made here, then with another. Costs are in units of one wasted token;
 *cost per second* is the optimum of the joint problem. `make readme` writes this page from the code and
 from `data/results/assumptions.csv`.

@@ -39,7 +39,7 @@ from kvcache.ambiguity import AmbiguitySet, Contamination, CVaR, ScaleShift, Was
 from kvcache.instance import Costs, Instance
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Solution
-from kvcache.solver import solve
+from kvcache.solvers import solve
 
 __all__ = [
     "BLOCK",
@@ -145,7 +145,7 @@ def optimise(method: str, instance: Instance, *, solver: str = "certified", **op
     Parameters
     ----------
     method : as in `reservations`.
-    solver, options : of `kvcache.solver.solve`.
+    solver, options : of `kvcache.solvers.solve`.
     """
     if method in FIXED_RULES or method in ENGINE_RULES:
         reserved = instance.input_tokens + reservations(method, instance)

@@ -19,14 +19,14 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.special import expit, logit
 
 from kvcache.ambiguity import AmbiguitySet, critical_fractile
 from kvcache.lengths import PROBABILITY_SLACK, LengthDistribution
 
 __all__ = [
+    "PULLS",
     "RATIOS",
+    "RIDGES",
     "AdaHedge",
     "Aggregate",
     "Blend",
@@ -50,6 +50,7 @@ __all__ = [
     "mixture_grid",
     "neighbours",
     "over_hindsight",
+    "recalibration",
 ]
 
 Floats = NDArray[np.float64]
@@ -395,10 +396,10 @@ class LogOdds(Rule):
 
     With z_t(x) = log F_t(x) / (1 - F_t(x)) the forecast of window t is
 
-        z(x) = z_{t-1}(x) + b_1 (m_s(x) - z_{t-1}(x)) + b_2 (m_l(x) - z_{t-1}(x)) + b_3 d(x),
+        z(x) = z_{t-1}(x) + b_1 (m(x) - z_{t-1}(x)) + b_2 (z_{t-1}(x) - z_{t-2}(x)) + b_3 d(x),
 
-    where m_s and m_l are exponentially weighted means of the past z (a short and a long half-life) and
-    d is how z moved at this time of the season: z_{t-s} - z_{t-s-1}, averaged over the last two seasons.
+    where m is the exponentially weighted mean of the past z and d is how z moves at this time of the
+    season: the sum of the past moves z_{t-ks} - z_{t-ks-1}, k = 1, 2, ..., over their number plus ``doubt``.
     Every length x whose forecast log odds lie within ``reach`` of the target's gives one equation after the
     window, weighted by the stretch of log odds that it stands for; b is their ridge estimate around
     ``prior``, older windows being forgotten by the factor ``forgetting`` per window.
@@ -413,21 +414,23 @@ class LogOdds(Rule):
 
     Parameters
     ----------
+    prior : (b_1, b_2, b_3) before anything is learned.
     ridge : strength of the prior, in windows' worth of equations.
     season : windows per season; None where there is none, which leaves out d.
+    half_life : of m, in windows.
+    doubt : seasons without a move that the mean move of a season starts from.
     forgetting : factor per window, within (0, 1].
-    half_lives : of m_s and m_l, in windows.
-    prior : (b_1, b_2, b_3) before anything is learned.
     reach : in log odds.
     calm : windows without error that the recalibration starts from; ``inf`` turns it off.
     """
 
-    ridge: float = 3.0
+    prior: tuple[float, float, float] = (0.5, 0.0, 1.0)
+    ridge: float = 10.0
     season: int | None = None
+    half_life: float = 8.0
+    doubt: float = 4.0
     forgetting: float = 0.95
-    half_lives: tuple[float, float] = (2.0, 16.0)
-    prior: tuple[float, float, float] = (0.2, 0.2, 0.3)
-    reach: float = 0.5
+    reach: float = 1.0
     calm: float = 8.0
 
     def __post_init__(self) -> None:
@@ -435,10 +438,11 @@ class LogOdds(Rule):
             _at_least("season", self.season, 1)
         if not 0 < self.forgetting <= 1:
             raise ValueError(f"forgetting: {self.forgetting}; expected within (0, 1]")
+        if not self.doubt >= 0:
+            raise ValueError(f"doubt: {self.doubt}; expected >= 0")
         for name in ("ridge", "reach", "calm"):
             _positive(name, getattr(self, name), "number")
-        for half_life in self.half_lives:
-            _positive("half_life", half_life, "number of windows")
+        _positive("half_life", self.half_life, "number of windows")
 
     def start(self, c_p: float, c_w: float) -> Learner:
         """See `Rule.start`."""
@@ -449,19 +453,23 @@ class LogOdds(Rule):
 
         def build() -> tuple[Floats, Floats]:
             z = past.log_odds
-            rows = [Exponential(h).shares(past.requests) @ z - z[-1] for h in self.half_lives]
+            rows = [
+                Exponential(self.half_life).shares(past.requests) @ z - z[-1],
+                z[-1] - z[-2] if len(past) > 1 else np.zeros_like(z[-1]),
+            ]
             if self.season is not None:
-                starts = [len(past) - k * self.season for k in (1, 2)]
-                moves = [z[t] - z[t - 1] for t in starts if t >= 1]
-                rows.append(np.mean(moves, axis=0) if moves else np.zeros_like(z[-1]))
+                times = np.arange(len(past) - self.season, 0, -self.season)
+                moves = z[times] - z[times - 1]
+                rows.append(moves.sum(axis=0) / max(times.size + self.doubt, 1.0))
             return z[-1], np.stack(rows)
 
-        return past.remembered(("log odds", self.season, self.half_lives), build)
+        return past.remembered(("log odds", self.season, self.half_life, self.doubt), build)
 
 
 class _LogOddsLearner(Learner):
     def __init__(self, rule: LogOdds, c_p: float, c_w: float) -> None:
-        self.rule, self.target = rule, float(logit(critical_fractile(c_p, c_w)))
+        level = critical_fractile(c_p, c_w)
+        self.rule, self.target = rule, float(np.log(level / (1 - level)))
         self.prior = np.array(rule.prior[: 2 if rule.season is None else 3])
         self.normal = rule.ridge * np.eye(self.prior.size)
         self.moment = rule.ridge * self.prior
@@ -485,16 +493,7 @@ class _LogOddsLearner(Learner):
     def shift(self) -> float:
         """Log odds that the recalibration adds to the target."""
         if self._shift is None:
-            errors, weights = np.array(self.errors), np.array(self.weights)
-            weights = weights / weights.mean()
-            calm, level = self.rule.calm, expit(self.target)
-
-            def surplus(a: float) -> float:
-                fits = calm * expit(self.target + a) + weights @ expit(self.target + a + errors)
-                return fits / (calm + weights.sum()) - level
-
-            low, high = -max(errors.max(), 0.0), -min(errors.min(), 0.0)
-            self._shift = brentq(surplus, low, high, xtol=1e-9) if low < high else 0.0
+            self._shift = recalibration(self.target, self.errors, self.weights, self.rule.calm)
         return self._shift
 
     def reservation(self, past: Past) -> float:
@@ -524,17 +523,50 @@ class _LogOddsLearner(Learner):
         self.moment = keep * self.moment + (1 - keep) * ridge * self.prior + (x * stretch) @ y
 
 
+def recalibration(
+    target: float, errors: Sequence[float], weights: Sequence[float], calm: float, tolerance: float = 1e-10
+) -> float:
+    """The a at which calm expit(target + a) + sum_u w_u expit(target + a + e_u), the ``weights`` w_u scaled
+    to a mean of one, is expit(target) (calm + sum_u w_u).
+
+    The sum increases in a, and the root lies within the range of the -e_u and 0: Newton's steps, or half of
+    the range that is left where they lead out of it. (Importing SciPy for one root would cost every user of
+    the package half a second.)
+    """
+    error = np.array([0.0, *errors])
+    share = np.array([calm, *(np.array(weights) / np.mean(weights))])
+    share /= share.sum()
+    low, high, a, goal = -error.max(), -error.min(), 0.0, _expit(target)
+    while high - low > tolerance:
+        fits = _expit(target + a + error)
+        surplus = share @ fits - goal
+        low, high = (low, a) if surplus > 0 else (a, high)
+        newton = a - surplus / (share @ (fits * (1 - fits)))
+        step = newton if low < newton < high else (low + high) / 2
+        if abs(step - a) <= tolerance:
+            break
+        a = step
+    return float(a)
+
+
+def _expit(z: ArrayLike) -> Floats:
+    return 1.0 / (1.0 + np.exp(-np.asarray(z)))
+
+
 @dataclass(frozen=True)
 class Aggregate(Rule):
     """A weighted mean of other rules' reservations, the weights learned by AdaHedge.
 
-    The loss of a rule in a window is what its reservation cost there, over all requests. The cost is
-    convex, so the mean costs at most the weighted mean of the costs, and AdaHedge (de Rooij, van Erven,
-    Grunwald and Koolen 2014) bounds the regret to the best of K rules without any rate to tune:
+    The cost is convex in the reservation, so what a mean eta_t of the reservations eta_{t,k} costs beyond
+    any other mean of them is at most g_t times the difference of the two, with g_t = n_t (c_p + c_w)
+    (F_t(eta_t) - q*) the slope of the cost of all requests. The loss of rule k in a window is therefore
+    g_t eta_{t,k}, and AdaHedge (de Rooij, van Erven, Grunwald and Koolen 2014) bounds the regret to the best
+    *fixed mean* of K rules, not only to the best rule, without any rate to tune:
 
-        sum_t l_t <= min_k sum_t l_{t,k} + sqrt(ln K sum_t s_t^2) + (4/3 ln K + 2) max_t s_t,
+        sum_t C_t(eta_t) <= min_w sum_t C_t(w . eta_t) + sqrt(ln K sum_t s_t^2) + (4/3 ln K + 2) max_t s_t,
 
-    s_t being the range of the K losses in window t.
+    with C_t the cost of all requests of window t, w any K shares, and s_t = |g_t| (max_k eta_{t,k} - min_k
+    eta_{t,k}).
     """
 
     rules: tuple[Rule, ...]
@@ -559,13 +591,17 @@ class _AggregateLearner(Learner):
         return np.array([expert.reservation(past) for expert in self.experts])
 
     def reservation(self, past: Past) -> float:
-        advice = self.advice(past)
+        return self._mean(self.advice(past))
+
+    def _mean(self, advice: Floats) -> float:
         # Rounding must not carry the mean out of the range of what it averages.
         return float(np.clip(self.hedge.weights() @ advice, advice.min(), advice.max()))
 
     def learn(self, past: Past, window: LengthDistribution) -> None:
         if len(past):
-            self.hedge.learn(window.total * window.cost(self.advice(past), self.c_p, self.c_w))
+            advice = self.advice(past)
+            fits = window.cdf(self._mean(advice)) - critical_fractile(self.c_p, self.c_w)
+            self.hedge.learn(window.total * (self.c_p + self.c_w) * fits * advice)
         for expert in self.experts:
             expert.learn(past, window)
 
@@ -592,12 +628,14 @@ class AdaHedge:
         """(K,) the losses of a round, on any scale."""
         losses = np.asarray(losses, dtype=float)
         weights = self.weights()
-        least = losses[weights > 0].min()
+        # A choice without weight may have lost so much less that its exponential overflows.
+        weights, felt = weights[weights > 0], losses[weights > 0]
+        least = felt.min()
         if np.isinf(self.rate):
             mix = least
         else:
-            mix = least - np.log(weights @ np.exp(-self.rate * (losses - least))) / self.rate
-        self.gap += max(float(weights @ losses - mix), 0.0)
+            mix = least - np.log(weights @ np.exp(-self.rate * (felt - least))) / self.rate
+        self.gap += max(float(weights @ felt - mix), 0.0)
         self.losses += losses
 
 
@@ -754,22 +792,19 @@ def neighbours(
 # ---- named families -----------------------------------------------------------------------------------
 
 
-def adaptive(season: int | None = None) -> Aggregate:
-    """The default policy: eight `LogOdds` regressions combined by AdaHedge.
+#: The experts of `adaptive`: shares of the way back to the mean, and strengths of the prior that says so.
+PULLS, RIDGES = (0.2, 0.8), (1.0, 100.0)
 
-    They are all combinations of a weak and a strong prior, a fast and a slow pair of half-lives, and a
-    narrow and a wide reach, so that none of the three has to be chosen.
+
+def adaptive(season: int | None = None) -> Aggregate:
+    """The default policy: four `LogOdds` regressions combined by AdaHedge.
+
+    They start from a slow and a fast return to the mean, with a prior that gives way and one that hardly
+    does, so that neither has to be chosen.
 
     ``season`` is the number of windows in a day, None where days do not show.
     """
-    return Aggregate(
-        tuple(
-            LogOdds(ridge, season, half_lives=half_lives, reach=reach)
-            for ridge in (1.0, 10.0)
-            for half_lives in ((2.0, 16.0), (4.0, 32.0))
-            for reach in (0.5, 1.5)
-        )
-    )
+    return Aggregate(tuple(LogOdds((pull, 0.0, 1.0), ridge, season) for pull in PULLS for ridge in RIDGES))
 
 
 def mixture_grid(season: int) -> dict[str, Rule]:

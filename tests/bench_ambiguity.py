@@ -1,12 +1,14 @@
-"""The closed form beside the linear program (8c)-(8g) with one theta per sample, in one run."""
+"""The closed form beside the linear program (8c)-(8g) with one theta per sample, and what kept sums save."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import eye_array, hstack, vstack
 
-from kvcache import LengthDistribution, Wasserstein1
+from kvcache import LengthDistribution, Wasserstein1, evaluate, instances, load_digest, solve
+from kvcache.ambiguity import _KNOWN
 
 N, UPPER, C_P, C_W = 2000, 4096, 10.0, 1.0
 
@@ -61,3 +63,37 @@ def test_closed_form_is_a_thousand_times_faster_than_the_program():
         )
     print()
     assert min(ratios.values()) >= 1000, ratios
+
+
+def test_partial_sums_of_a_distribution_are_computed_once():
+    """The worst case at one reservation, and an evaluation at new ones, with the sums kept and made anew."""
+    dist, ball = load_digest("burstgpt-week1"), Wasserstein1(0.15, relative=True)
+    x = instances.scalability(15, 12, 2000, 48, seed=0)
+    start = solve(x, "bcd", block3="literal").policy
+    # Values at reservations once seen are kept by the instance: every policy has its own.
+    policies = [replace(start, reservations=start.reservations - 0.01 * n) for n in range(200)]
+
+    def evaluations():
+        waiting, fresh = iter(policies), x.replace()
+        return lambda: evaluate(fresh, next(waiting)).objective
+
+    for what, calls in (
+        (f"worst case, {dist.tokens.size} atoms", lambda: lambda: ball.worst_case(dist, 300.0, C_P, C_W)),
+        (f"evaluation of {x.name}", evaluations),
+    ):
+        first, again = calls(), calls()
+
+        def anew(call=first):
+            _KNOWN.clear()
+            return call()
+
+        before, slow = best_of(200, anew)
+        after, quick = best_of(200, again)
+        assert before == after
+        print(
+            f"\n{what}: sums made anew {slow * 1e6:.0f} us, kept {quick * 1e6:.0f} us, "
+            f"ratio {slow / quick:.1f}",
+            end="",
+        )
+        assert slow > quick
+    print()

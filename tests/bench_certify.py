@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvcache import instances
-from kvcache.certify import certify
+from kvcache.solvers.certify import certify
 
 #: Classes, configurations, samples per class, GPUs, load; gap and seconds that must be met, gap aimed at.
 ROWS = [

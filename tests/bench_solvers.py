@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvcache import evaluate, instances, solve
-from kvcache.solver_study import online
+from kvcache.studies.solvers import online
 
 LARGE = (15, 12, 2000, 48)
 
@@ -86,6 +86,26 @@ def test_algorithm_1_at_full_size():
         end="",
     )
     assert evaluate(x, solution.policy).feasible
+
+
+@pytest.mark.timeout(900)
+def test_algorithm_1_on_512_gpus_and_24_configurations():
+    """Both readings of Block 3 beside what the certified solver finds and proves in a minute."""
+    for load in (0.6, 1.0, 2.0):
+        x = instances.scalability(50, 24, 44_000_000, 512, seed=0, load=load)
+        certified = solve(x, gap=1e-3, time_limit=60)
+        for block3 in ("literal", "resolve"):
+            solution, seconds = timed(lambda x=x, block3=block3: solve(x, "bcd", block3=block3))
+            print(
+                f"\n{x.name} at load {load:g}, Algorithm 1, Block 3 {block3}: {seconds:.1f} s, "
+                f"cost {solution.objective:,.0f}, {solution.objective / certified.lower_bound - 1:.1e} over "
+                f"the bound, {solution.objective / certified.objective - 1:+.1e} to the certified policy "
+                f"({certified.seconds:.0f} s)",
+                end="",
+            )
+            assert evaluate(x, solution.policy).feasible
+            assert solution.objective >= certified.lower_bound
+        assert seconds < 60
 
 
 @pytest.mark.timeout(600)

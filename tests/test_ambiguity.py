@@ -1,6 +1,8 @@
 """Closed forms against linear programs, brute force, another library and hand-worked answers."""
 
+import gc
 import os
+import pickle
 from collections import Counter
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from kvcache import (
     WassersteinInf,
     load_digest,
 )
-from kvcache.ambiguity import Regime, critical_fractile
+from kvcache.ambiguity import _KNOWN, Regime, critical_fractile
 
 settings.register_profile("kvcache", deadline=None, max_examples=150)
 settings.load_profile("kvcache")
@@ -418,6 +420,41 @@ def test_critical_radius_from_the_original_file():
     dist = LengthDistribution.from_samples(lengths.to_numpy(), 1000)
     found = {rho: round(Wasserstein1(0).critical_radius(dist, rho, 1) / dist.mean, 2) for rho in KNOWN}
     assert found == KNOWN
+
+
+@given(distributions(), costs, costs, st.floats(0, 1), radii)
+def test_partial_sums_that_are_kept_change_no_bit(dist, c_p, c_w, where, radius):
+    ball, eta = Wasserstein1(radius), where * dist.upper * np.array([1.0, 0.5, 0.1])
+    first = ball.cut(dist, eta, c_p, c_w), ball.solve(dist, c_p, c_w)
+    again = ball.cut(dist, eta, c_p, c_w), ball.solve(dist, c_p, c_w)
+    _KNOWN.clear()
+    other = pickle.loads(pickle.dumps(dist))
+    fresh = ball.cut(other, eta, c_p, c_w), ball.solve(other, c_p, c_w)
+    for found in (again, fresh):
+        np.testing.assert_array_equal(found[0], first[0])
+        assert found[1] == first[1]
+
+
+def test_partial_sums_are_read_only_and_live_with_the_distribution():
+    dist = LengthDistribution.from_samples([3, 5, 5, 9], 12)
+    twin = pickle.loads(pickle.dumps(dist))
+    before = hash(dist), pickle.dumps(dist)
+    Wasserstein1(1.0).cut(dist, [0.0, 11.0], 3.0, 1.0)
+    assert (hash(dist), pickle.dumps(dist)) == before
+    assert dist == twin
+    assert id(dist) in _KNOWN
+    assert id(twin) not in _KNOWN
+    kept = _KNOWN[id(dist)][1]
+    for atoms in (kept, kept.reflected):
+        arrays = [value for value in vars(atoms).values() if isinstance(value, np.ndarray)]
+        assert len(arrays) == 7
+        assert not any(array.flags.writeable for array in arrays)
+    # An array that the distribution hands out can be written to, and is another.
+    assert not np.shares_memory(kept.p, dist.probabilities)
+    gone = id(dist)
+    del dist
+    gc.collect()
+    assert gone not in _KNOWN
 
 
 def test_many_requests_cost_no_more_than_their_atoms():

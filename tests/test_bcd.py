@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from solver_cases import KINDS, case
 
-from kvcache import CVaR, bcd, evaluate, instances
+from kvcache import CVaR, evaluate, instances, solve
 from kvcache.policy import Policy, repaired
+from kvcache.solvers import bcd
 
 sizes = pytest.mark.parametrize("block3", bcd.BLOCK3)
 
@@ -164,7 +165,7 @@ def test_resolve_finds_the_best_z_for_block_1(seed):
     z = bcd.first_groups(x)
     eta = np.array([c.output.mean for c in x.classes])
     policy, result = inner.run(Policy.of(x, z, eta, np.zeros((3, 4)), np.zeros((3, 4))))
-    found = bcd._resolve(inner, policy, result, 2000)[1].objective
+    found = bcd._resolve(inner, policy, result, 2000, settled=True)[1].objective
     eta = policy.reservations - x.input_tokens
     each = [
         inner.run(repaired(x, z, eta, policy.routing, policy.prefix_cache))[1].objective
@@ -182,6 +183,78 @@ def test_no_neighbour_is_better_where_not_all_are_tried(seed):
     for z in bcd._neighbours(x, solution.policy.groups):
         start = repaired(x, z, eta, solution.policy.routing, solution.policy.prefix_cache)
         assert inner.run(start)[1].objective >= solution.objective * (1 - 1e-8)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_priced_groups_are_the_best_of_all_partitions(seed):
+    """The branch and bound over z and pi, against a linear program for each z."""
+    x = instances.scalability(3, 4, 40, 12, seed=seed, load=0.8)
+    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    policy, result = inner.run(bcd._start(x, None, None))
+    policy, result = bcd._cache_prefixes(x, policy, result)
+    assert policy.prefix_cache.any()
+    u, L, lam, c = x.offered_loads, x.prefix_tokens, x.arrival_rates, x.costs
+    mostly = policy.prefix_cache[:, policy.groups > 0].all(axis=1)
+    delta = np.where(policy.groups > 0, policy.prefix_cache, mostly[:, None])
+    worth = lam * (result.worst_case - c.rejection)
+
+    def cheapest(z, caps):
+        """Rows memory, utilisation, admission and tardiness over columns pi, s."""
+        needs = u * (policy.reservations[:, None] - delta * L[:, None])
+        wait = x.queueing_factors * caps / (1 - caps)
+        late = x.service_times + wait - x.latency_slos[:, None]
+        rows = np.zeros((4 + 4 + 3 + 3, 15))
+        for k in range(4):
+            rows[k, k:12:4] = (1 + x.headroom) * needs[:, k]
+            rows[4 + k, k:12:4] = needs[:, k]
+        for i in range(3):
+            rows[8 + i, 4 * i : 4 * i + 4] = 1
+            rows[11 + i, 4 * i : 4 * i + 4], rows[11 + i, 12 + i] = late[i], -1
+        free = np.r_[
+            z * (x.kv_tokens - L @ delta), z * (caps * x.kv_tokens - L @ delta), np.ones(3), np.zeros(3)
+        ]
+        cost = np.r_[np.repeat(worth, 4), c.slo * lam]
+        answer = linprog(cost, A_ub=rows, b_ub=np.maximum(free, 0), bounds=[(0, 1)] * 12 + [(0, None)] * 3)
+        return answer.fun + c.rejection * lam.sum() + c.gpu * (x.group_gpus @ z)
+
+    for caps in list(bcd._caps(x, policy, result))[::3]:
+        z, routing, cached = bcd._priced_groups(inner, policy, result, caps)
+        np.testing.assert_array_equal(cached, delta)
+        least = min(cheapest(z, caps) for z in bcd._partitions(x, 2000))
+        assert cheapest(z, caps) <= least + 1.01e-4 * result.objective
+        kept = evaluate(x, repaired(x, z, policy.reservations - x.input_tokens, routing, delta))
+        # What the program promises holds, a lower utilisation is only better.
+        assert kept.objective <= cheapest(z, caps) + 1.01e-4 * result.objective
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_prices_alone_take_the_same_path_and_fall(seed, monkeypatch):
+    monkeypatch.setattr(bcd, "_NEIGHBOURHOOD", 0)
+    x = instances.scalability(4, 6, 60, 40, seed=seed, load=0.9)
+    fast = bcd.solve(x, enumerate_up_to=0)
+    same_path(fast, bcd.solve(x, enumerate_up_to=0, literal=True))
+    assert np.all(np.diff(fast.history) < 0)
+    assert fast.objective <= bcd.solve(x, block3="literal").objective
+
+
+def test_512_gpus_and_24_configurations():
+    x = instances.scalability(12, 24, 44_000_000, 512, seed=0, load=1.0)
+    solution = bcd.solve(x)
+    assert evaluate(x, solution.policy).feasible
+    assert solve(x, gap=1e-2, node_limit=1).lower_bound <= solution.objective
+    assert solution.objective < 0.99 * bcd.solve(x, block3="literal").objective
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_program_that_highs_gives_up_on_is_solved_again(seed):
+    """Costs of 1 to 1e12 beside a tolerance of 1e-9, on which the dual simplex ends with an error."""
+    rng = np.random.default_rng(seed)
+    cost = -rng.uniform(0.1, 1, 40) * 10 ** rng.uniform(0, 12, 40)
+    rows = rng.uniform(0, 1, (20, 40)) * (rng.random((20, 40)) < 0.3)
+    program = bcd._Program(cost, np.ones(40))
+    program.add_rows(rows, np.ones(20))
+    answer = linprog(cost / 1e12, A_ub=rows, b_ub=np.ones(20), bounds=(0, 1))
+    assert cost @ program.solve() == pytest.approx(answer.fun * 1e12, rel=1e-6)
 
 
 def test_block_2_follows_its_rule():

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from solver_cases import KINDS, case, shows
 
 from kvcache import Costs, Instance, LengthDistribution, Policy, RequestClass, ServingConfig, Wasserstein1
-from kvcache import certify as module
-from kvcache.certify import Certificate, certify
-from kvcache.levels import Levels, grid
-from kvcache.miblp import solve as general
 from kvcache.policy import evaluate
-from kvcache.polish import fit, polish
-from kvcache.relaxation import Box, Data, Relaxation
+from kvcache.solvers import certify as module
+from kvcache.solvers.certify import Certificate, certify
+from kvcache.solvers.levels import Levels, grid
+from kvcache.solvers.miblp import solve as general
+from kvcache.solvers.polish import fit, polish
+from kvcache.solvers.relaxation import Box, Data, Relaxation
 
 
 def contains(data, policy):

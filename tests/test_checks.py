@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvcache import checks as module
-from kvcache.checks import KINDS, Check, checks, partitions_within, second_copy_wait
-from kvcache.ledger import Results
+from kvcache.claims import checks as module
+from kvcache.claims.checks import KINDS, Check, checks, partitions_within, second_copy_wait
+from kvcache.claims.ledger import Results
 from kvcache.paper import published
 from kvcache.queueing import mean_wait
 

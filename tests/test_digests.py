@@ -26,7 +26,7 @@ from kvcache import (
 from kvcache.digests import digest_counts, digests_dir, read_facts
 from kvcache.digests.__main__ import main
 from kvcache.digests.build import _quantile_counts, _whole_counts, build_digest
-from kvcache.sources import PublishedQuantiles, load_sources
+from kvcache.traces.sources import PublishedQuantiles, load_sources
 
 NAMES = [
     "burstgpt",

@@ -11,11 +11,18 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from kvcache import download as module
 from kvcache.digests import load_digest
 from kvcache.digests.__main__ import main as digests_main
-from kvcache.download import DownloadError, Transfer, download, load_checksums, needed_files, record_checksum
-from kvcache.sources import RawFile, load_sources
+from kvcache.traces import download as module
+from kvcache.traces.download import (
+    DownloadError,
+    Transfer,
+    download,
+    load_checksums,
+    needed_files,
+    record_checksum,
+)
+from kvcache.traces.sources import RawFile, load_sources
 
 BODY = b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"".join(
     b"2023-11-16 18:17:%02d.0000000,%d,%d\n" % (i % 60, i, i + 1) for i in range(4000)

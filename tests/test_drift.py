@@ -7,16 +7,21 @@ import pandas as pd
 import pytest
 
 from kvcache import Wasserstein1, load_digest, load_digests
-from kvcache.drift import (
+from kvcache.claims.verdicts import Outcome, judge
+from kvcache.studies.drift import (
     DEFAULT,
+    ELSEWHERE,
     GRID,
     TRACES,
     advantage,
     by_day,
     choice,
+    elsewhere,
     joint_path,
     ledger,
+    left_out,
     limits,
+    margins,
     path,
     point,
     policies,
@@ -25,7 +30,6 @@ from kvcache.drift import (
     standing,
     wide,
 )
-from kvcache.paper import Outcome, judge
 
 
 def run(policy: str, excess: list[float], trace: str = "m-mid", requests: float = 2.0) -> pd.DataFrame:
@@ -85,6 +89,92 @@ def test_standing_by_hand(runs):
     assert row["grid"] == pytest.approx(10.0)
     assert row[["oracle", "wins", "reached", "reachable"]].tolist() == pytest.approx([0, 0, 0, 1])
     assert row["worst_window"] == pytest.approx(1 / 36)
+
+
+def test_margins_by_hand(runs):
+    runs = pd.concat([runs, run("rolling SAA, last day", [0.3] * 52)], ignore_index=True)
+    found = margins(runs, "days 6-14", np.random.default_rng(0), 50).set_index("rival")
+    # Every day is like the others, so every resample is like the period itself.
+    leads = {
+        "rolling SAA, last window": -10,
+        "rolling SAA, last day": 10,
+        "best member of the grid": -10,
+        GRID: -10,
+    }
+    for rival, lead in leads.items():
+        assert found.loc[rival, ["lead", "low", "high"]].tolist() == pytest.approx([lead] * 3)
+        assert found.loc[rival, "ahead"] == (lead > 0)
+
+
+def test_margins_are_wide_where_one_day_decides(runs):
+    lucky = runs["policy"].eq(DEFAULT) & runs["window"].between(20, 23)
+    runs.loc[runs["policy"].eq(DEFAULT) & runs["window"].ge(20), "cost"] = 1.11
+    runs.loc[lucky, "cost"] = 1.0
+    runs = pd.concat([runs, run("rolling SAA, last day", [0.3] * 52)], ignore_index=True)
+    row = margins(runs, "days 6-14", np.random.default_rng(0), 500).set_index("rival").loc[GRID]
+    assert row["lead"] == pytest.approx(10 - 11 * 8 / 9)
+    assert row["low"] == pytest.approx(-1.0)  # the lucky day is not drawn
+    assert row["ahead"] == pytest.approx(1 - (8 / 9) ** 9, abs=0.07)
+
+
+def test_constants_chosen_on_the_other_traces():
+    def cell(policy: str, trace: str, early: float, late: float) -> pd.DataFrame:
+        return run(policy, [early] * 16 + [late] * 36, trace)
+
+    table = left_out(
+        pd.concat(
+            [
+                cell("as it is", "m-large", 0.2, 0.5),
+                cell("as it is", "m-mid", 0.2, 0.4),
+                cell("calm 4", "m-large", 0.1, 0.7),
+                cell("calm 4", "m-mid", 0.3, 0.6),
+            ]
+        )
+    ).set_index("trace")
+    assert table.loc["m-large"].tolist() == ["as it is", pytest.approx(50.0), pytest.approx(50.0)]
+    assert table.loc["m-mid"].tolist() == ["calm 4", pytest.approx(60.0), pytest.approx(40.0)]
+
+
+def test_elsewhere_by_hand():
+    frames = []
+    for kind, drifts in ELSEWHERE.items():
+        for drift in drifts:
+            for policy, excess in (
+                (DEFAULT, 0.2),
+                ("grid: last", 0.1 if "m-mid" in drift.name else 0.4),
+                ("grid: half-life 1", 0.3),
+                ("rolling SAA, last window", 0.5),
+                ("rolling SAA, last day", 0.6 if kind == "small windows" else 0.7),
+            ):
+                frames.append(run(policy, [excess] * 10, drift.name))
+    table = elsewhere(pd.concat(frames)).set_index("series")
+    row = table.loc["backwards"]
+    assert row[["default", "last_window", "last_day"]].tolist() == pytest.approx([20, 50, 70])
+    assert row[["best_member", "grid", "wins"]].tolist() == pytest.approx([30, 70 / 3, 2 / 3])
+    assert row["over_grid"] == pytest.approx((2 / 3 * 2 / 3 * 2) ** (1 / 3))
+    assert table.loc["small windows", "last_day"] == pytest.approx(60)
+
+
+def test_series_elsewhere_are_what_their_kind_says():
+    six = TRACES["m-large"].windows()
+    back = ELSEWHERE["backwards"][0]
+    assert back.windows() == six[::-1]
+    halves = ELSEWHERE["12-hour windows"][0].windows()
+    assert [w.total for w in halves] == [six[i].total + six[i + 1].total for i in range(0, 56, 2)]
+    assert halves[1].mean == pytest.approx(
+        (six[2].total * six[2].mean + six[3].total * six[3].mean) / halves[1].total
+    )
+    inputs = ELSEWHERE["input lengths"][0].windows()
+    assert ELSEWHERE["input lengths, backwards"][0].windows() == inputs[::-1]
+    whole = list(load_digests("servegen-m-large", "window", field="input").values())
+    assert len(inputs) == 56
+    assert inputs[3].mean * 16 == pytest.approx(whole[3].mean, rel=0.01)
+    for drift in ELSEWHERE["small windows"]:
+        windows = drift.windows()
+        assert len(windows) == 28
+        assert len({w.upper for w in windows}) == 1
+    rows = pd.DataFrame(point(trace=back.name, group="paper", ratios=(2.0,)))
+    assert rows["window"].min() == back.warm_up
 
 
 def test_days_add_up_to_the_excess(runs):

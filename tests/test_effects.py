@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache import effects
 from kvcache.assumptions import ASSUMPTIONS
 from kvcache.cluster import GPU, Model, ParallelConfig, kv_capacity
-from kvcache.effects import allen_cunneen, measure
 from kvcache.queueing import mean_residual, mean_wait
 from kvcache.results import read_table
+from kvcache.studies import effects
+from kvcache.studies.effects import allen_cunneen, measure
 
 
 def rows(assumption: str) -> dict[tuple[str, str], dict]:

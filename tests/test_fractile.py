@@ -4,9 +4,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvcache import LengthDistribution, Wasserstein1, fractile, load_digest
-from kvcache.fractile import DEFAULT_RADIUS, RATIOS
-from kvcache.paper import Outcome, judge
+from kvcache import LengthDistribution, Wasserstein1, load_digest
+from kvcache.claims.verdicts import Outcome, judge
+from kvcache.studies import fractile
+from kvcache.studies.fractile import DEFAULT_RADIUS, RATIOS
 
 
 @pytest.fixture(scope="module")

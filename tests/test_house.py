@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from kvcache.notebook import committed_form
+from kvcache.artifact.notebook import committed_form
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -95,6 +95,51 @@ def test_every_import_is_a_direct_dependency():
     named = {name: {*packages.get(name, ()), name.replace("_", "-")} for name in found}
     foreign = found - set(sys.stdlib_module_names) - {"kvcache"}
     assert [name for name in foreign if not allowed & {canonicalize_name(n) for n in named[name]}] == []
+
+
+#: Parts of the package from the ground up: each imports from those before it, and from itself.
+LAYERS = (
+    ("files",),
+    ("results",),
+    ("lengths",),
+    ("traces",),
+    ("digests",),
+    ("ambiguity", "cluster", "queueing"),
+    ("instance",),
+    ("instances", "policy"),
+    ("deployment", "solvers"),
+    ("baselines", "replay", "rolling"),
+    ("engines",),
+    ("paper", "assumptions"),
+    ("studies",),
+    ("claims",),
+    ("plots",),
+    ("artifact",),
+)
+
+
+def imported(path: Path) -> set[str]:
+    """Parts of the package that a module imports, wherever in the module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("kvcache.")}
+        elif isinstance(node, ast.ImportFrom) and node.module == "kvcache":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("kvcache."):
+            found.add(node.module.split(".")[1])
+    return found
+
+
+def test_imports_go_one_way():
+    rank = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
+    package = ROOT / "kvcache"
+    for path in package.rglob("*.py"):
+        part = path.relative_to(package).with_suffix("").parts[0]
+        if part == "__init__":
+            continue
+        upward = {other for other in imported(path) if other != part and rank[other] >= rank[part]}
+        assert not upward, f"{path.relative_to(ROOT)} imports {', '.join(sorted(upward))}"
 
 
 def test_no_file_holds_the_address_of_a_package_registry():

@@ -12,8 +12,8 @@ from kvcache import (
     instances,
 )
 from kvcache.assumptions import ASSUMPTIONS, assumption_table
-from kvcache.bcd import first_groups
 from kvcache.policy import repaired
+from kvcache.solvers.bcd import first_groups
 
 
 def test_paper_instance_is_the_papers():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from kvcache import ledger as module
-from kvcache.ledger import Results, as_html, by_verdict, headlines, ledger, rejudged, untested
-from kvcache.paper import CLAIMS, PARTS, Outcome, Verdict, save_verdicts
+from kvcache.claims import ledger as module
+from kvcache.claims.ledger import Results, as_html, by_verdict, headlines, ledger, rejudged, untested
+from kvcache.claims.verdicts import PARTS, Outcome, Verdict, save_verdicts
+from kvcache.paper import CLAIMS
 from kvcache.results import read_table, results_dir, write_table
 
 

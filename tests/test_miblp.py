@@ -3,8 +3,9 @@ import pytest
 from scipy.optimize import minimize
 from solver_cases import case
 
-from kvcache import CVaR, Wasserstein1, evaluate, instances, miblp, solve
+from kvcache import CVaR, Wasserstein1, evaluate, instances, solve
 from kvcache.policy import Policy
+from kvcache.solvers import miblp
 
 
 def test_the_literal_form_has_a_theta_per_sample_and_the_compact_form_none():
@@ -151,3 +152,11 @@ def test_without_radius_the_worst_case_is_the_mean():
 def test_unknown_solvers_are_named():
     with pytest.raises(ValueError, match="solver is 'cplex'"):
         miblp.solve(case("slo", 0), solver="cplex")
+
+
+def test_a_long_log_of_scip_does_not_block():
+    """A line per node is far more than a pipe holds; the test's time limit ends it otherwise."""
+    x = instances.scalability(4, 4, 150, 8, 0)
+    solution = miblp.solve(x, time_limit=6.0, solver="scip", solver_options={"display/freq": 1})
+    assert solution.status in ("feasible", "optimal")
+    assert solution.lower_bound <= solution.objective

@@ -6,8 +6,8 @@ import nbformat
 import pytest
 from nbformat import v4
 
-from kvcache import notebook
-from kvcache.notebook import build_dir, committed_form, embed
+from kvcache.artifact import notebook
+from kvcache.artifact.notebook import build_dir, committed_form, embed
 
 
 def executed_book():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from kvcache import plots_data, survey
-from kvcache.survey import SHORT, drift_table, prefix_tables, survival_table, traces_table
+from kvcache.plots import data as figures
+from kvcache.studies import survey
+from kvcache.studies.survey import SHORT, drift_table, prefix_tables, survival_table, traces_table
 
 
 def texts(figure) -> list[str]:
@@ -14,14 +15,14 @@ def texts(figure) -> list[str]:
 
 
 def test_every_trace_is_in_one_panel():
-    grouped = [name for names in plots_data.TRACE_GROUPS.values() for name in names]
+    grouped = [name for names in figures.TRACE_GROUPS.values() for name in names]
     assert sorted(grouped) == sorted(traces_table()["trace"]) == sorted(SHORT)
 
 
 def test_tails():
-    bounds = plots_data.bounds_table(traces_table(), traces_table("input"))
+    bounds = figures.bounds_table(traces_table(), traces_table("input"))
     survival = survival_table(bounds["trace"].unique(), points=20)
-    figure = plots_data.fig_tails(survival, bounds)
+    figure = figures.fig_tails(survival, bounds)
     assert set(texts(figure)) == set(SHORT.values())
     curves = [line for ax in figure.axes for line in ax.lines if len(line.get_xdata()) > 1]
     assert len(curves) == 24
@@ -31,7 +32,7 @@ def test_tails():
 
 def test_drift_of_a_week():
     days = drift_table("burstgpt-week1")
-    figure = plots_data.fig_drift_days(days)
+    figure = figures.fig_drift_days(days)
     left, right = figure.axes
     np.testing.assert_array_equal(left.lines[0].get_ydata(), days["p99"])
     heights = [bar.get_height() for bar in right.patches]
@@ -42,7 +43,7 @@ def test_drift_of_a_week():
 def test_drift_of_a_fortnight():
     models = ["servegen-m-small", "servegen-m-mid", "servegen-m-large"]
     windows = pd.concat([drift_table(name, "window", 4) for name in models])
-    figure = plots_data.fig_drift_fortnight(windows)
+    figure = figures.fig_drift_fortnight(windows)
     np.testing.assert_array_equal(
         figure.axes[5].lines[0].get_ydata(), windows[windows["trace"] == models[2]]["w1_over_mean"]
     )
@@ -52,7 +53,7 @@ def test_drift_of_a_fortnight():
 def test_prefixes():
     windows, caches = prefix_tables("mooncake-conversation")
     leading = survival_table(["mooncake-conversation"], ["prefix"], points=50)
-    figure = plots_data.fig_prefix(windows, caches, leading)
+    figure = figures.fig_prefix(windows, caches, leading)
     np.testing.assert_allclose(
         [bar.get_height() for bar in figure.axes[0].patches], 100 * windows["shared_share"]
     )

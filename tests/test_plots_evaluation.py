@@ -5,7 +5,7 @@ import io
 import pytest
 from matplotlib.figure import Figure
 
-from kvcache import plots_evaluation as plots
+from kvcache.plots import evaluation as plots
 from kvcache.plots import style
 from kvcache.results import read_table
 

@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvcache import LengthDistribution, ScaleShift, fractile
-from kvcache import plots_fractile as figures
+from kvcache import LengthDistribution, ScaleShift
+from kvcache.plots import fractile as figures
+from kvcache.studies import fractile
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from kvcache.paper import Outcome, claims_table
-from kvcache.plots_ledger import OUTCOMES, at_a_glance
+from kvcache.claims.verdicts import Outcome
+from kvcache.paper import claims_table
+from kvcache.plots.ledger import OUTCOMES, at_a_glance
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvcache.drift import DEFAULT, GRID
 from kvcache.plots import shown
-from kvcache.plots_rolling import figure_5a, figure_5b, real_drift, robust_regions, surprises
+from kvcache.plots.rolling import figure_5a, figure_5b, real_drift, robust_regions, surprises
+from kvcache.studies.drift import DEFAULT, GRID
 
 
 def texts(figure) -> list[str]:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvcache.prefixes import prefix_stats
+from kvcache.traces.prefixes import prefix_stats
 
 
 def slow_cache(chains, lengths, block, capacity):

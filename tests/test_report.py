@@ -21,7 +21,7 @@ from IPython.core.formatters import format_display_data
 from IPython.display import Image
 from nbformat import v4
 
-from kvcache.report import build_report, mathml
+from kvcache.artifact.report import build_report, mathml
 from kvcache.results import figures_dir, write_table
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.special import expit, logit
 
 from kvcache import LengthDistribution, ScaleShift, Wasserstein1, WassersteinInf, load_digests
@@ -35,6 +36,7 @@ from kvcache.rolling import (
     mixture_grid,
     neighbours,
     over_hindsight,
+    recalibration,
 )
 
 UPPER = 12
@@ -217,6 +219,25 @@ def test_conformal_levels_by_hand():
     assert policy.reservation(1.0, 1.0) == 4
 
 
+@dataclass(frozen=True)
+class Edge(Rule):
+    """The same reservation always."""
+
+    tokens: float
+
+    def start(self, c_p, c_w):
+        rule = self
+
+        class Learner:
+            def reservation(self, past):
+                return rule.tokens
+
+            def learn(self, past, window):
+                pass
+
+        return Learner()
+
+
 # ---- AdaHedge -------------------------------------------------------------------------------------
 
 
@@ -272,12 +293,34 @@ def test_an_aggregate_stays_between_its_rules_and_near_the_best(windows, rho):
     assert (table["mean"] >= experts.min(axis=1) - 1e-9).all()
     assert (table["mean"] <= experts.max(axis=1) + 1e-9).all()
 
-    cost = runs.assign(total=runs["cost"] * runs["requests"]).pivot_table(
-        index="window", columns="policy", values="total"
-    )
-    spread, log_k = np.ptp(cost[list(rules)].to_numpy(), axis=1), np.log(len(rules))
+    mean = runs[runs["policy"] == "mean"].set_index("window")
+    paid = (mean["cost"] * mean["requests"]).sum()
+    fits = np.array([windows[t].cdf(eta) for t, eta in mean["reservation"].items()])
+    slope = np.abs(mean["requests"] * (1 + rho) * (fits - rho / (1 + rho)))
+    spread, log_k = slope * np.ptp(experts.to_numpy(), axis=1), np.log(len(rules))
     bound = np.sqrt(log_k * (spread**2).sum()) + (4 / 3 * log_k + 2) * spread.max()
-    assert cost["mean"].sum() <= cost[list(rules)].sum().min() + bound + 1e-6
+    shares = np.vstack([np.eye(len(rules)), np.random.default_rng(len(windows)).dirichlet([0.5] * 4, 20)])
+    for share in shares:
+        fixed = (experts * share).sum(axis=1)
+        cost = sum(windows[t].total * windows[t].cost(eta, rho, 1.0) for t, eta in fixed.items())
+        assert paid <= cost + bound + 1e-6
+
+
+def test_adahedge_bears_a_choice_without_weight_that_then_loses_least():
+    hedge = AdaHedge(2)
+    hedge.learn([0.0, 1e-3])
+    hedge.learn([0.0, 1e6])
+    hedge.learn([1e6, 0.0])
+    assert np.isfinite(hedge.gap)
+    assert hedge.weights().sum() == pytest.approx(1.0)
+
+
+def test_a_mean_of_two_fixed_reservations_is_learned_where_either_alone_is_dear():
+    flat = [window([1] * (UPPER + 1))] * 60
+    rules = {"low": Edge(0.0), "high": Edge(12.0)}
+    run = compare({**rules, "mean": Aggregate(tuple(rules.values()))}, flat, ratios=(1.0,))
+    late = over_hindsight(run[run["window"] > 30], by=["policy"])
+    assert late["mean"] < 1.05 < 1.5 < late[["low", "high"]].min()
 
 
 # ---- log odds --------------------------------------------------------------------------------------
@@ -299,7 +342,7 @@ def test_one_window_is_forecast_to_come_again(only, rho):
 
 def test_coefficients_are_the_weighted_ridge_estimate():
     windows = drifting(np.random.default_rng(5), 12)
-    rule = LogOdds(ridge=2.0, season=3, forgetting=1.0, calm=np.inf, reach=1.0)
+    rule = LogOdds(ridge=2.0, season=3, forgetting=1.0, calm=np.inf)
     past, learner, target = Past(60), rule.start(9.0, 1.0), logit(0.9)
     rows, goals = [np.sqrt(2.0) * np.eye(3)], [np.sqrt(2.0) * np.array(rule.prior)]
     for t, w in enumerate(windows):
@@ -319,24 +362,32 @@ def test_coefficients_are_the_weighted_ridge_estimate():
 
 def test_regressors_by_hand():
     past = Past(2)
-    seen = [window([a, b, 1]) for a, b in [(1, 2), (3, 1), (2, 2), (5, 1)]]
-    for w in seen:
+    seen = [window([a, b, 1]) for a, b in [(1, 2), (3, 1), (2, 2), (5, 1), (4, 4), (1, 1)]]
+    rule = LogOdds(season=2, half_life=1.0, doubt=1.0)
+    for w in seen[:1]:
+        past.append(w)
+    assert np.array_equal(rule.regressors(past)[1], np.zeros((3, 3)))  # nothing to compare one window with
+    for w in seen[1:]:
         past.append(w)
     z = np.array([log_odds(w) for w in seen])
-    last, rows = LogOdds(season=2, half_lives=(1.0, 2.0)).regressors(past)
-    assert last == pytest.approx(z[3])
-    assert rows[0] == pytest.approx((z[0] + 2 * z[1] + 4 * z[2] + 8 * z[3]) / 15 - z[3])
-    assert rows[2] == pytest.approx(z[2] - z[1])  # the season before has no window in front of it
+    last, rows = rule.regressors(past)
+    assert last == pytest.approx(z[5])
+    assert rows[0] == pytest.approx(0.5 ** np.arange(5, -1, -1) @ z / (2 - 0.5**5) - z[5])
+    assert rows[1] == pytest.approx(z[5] - z[4])
+    # Window 6 comes: windows 4 and 2 were at its time, and no window came before window 0.
+    assert rows[2] == pytest.approx(((z[4] - z[3]) + (z[2] - z[1])) / 3)
 
 
 def test_a_season_is_learned():
     short, long = window([50, 30, 10, 5, 5, 0, 0, 0]), window([0, 0, 5, 5, 10, 30, 30, 20])
-    windows = [short, short, long] * 10
+    windows = [short, short, short, long] * 8
     run = compare(
-        {"season": LogOdds(season=3), "none": LogOdds(), "last": Fractile(Latest(1))}, windows, (5.0,)
+        {"season": LogOdds(ridge=1.0, season=4), "none": LogOdds(ridge=1.0), "last": Fractile(Latest(1))},
+        windows,
+        (5.0,),
     )
     late = over_hindsight(run[run["window"] > 20], by=["policy"])
-    assert late["season"] < 1.1 < 1.5 < late["none"] < late["last"]
+    assert late["season"] < 1.3 < 1.8 < late["none"] < late["last"]
 
 
 def test_the_recalibrated_level_fits_the_target_share_on_average():
@@ -355,6 +406,24 @@ def test_the_recalibrated_level_fits_the_target_share_on_average():
     assert share == pytest.approx(20 / 21, abs=1e-8)
 
 
+@given(
+    st.floats(-2, 6),
+    st.lists(st.tuples(st.floats(-15, 15), st.floats(1, 1e6)), min_size=1, max_size=30),
+    st.floats(0.1, 50),
+)
+def test_the_recalibration_is_the_root_that_scipy_finds(target, seen, calm):
+    errors, weights = (np.array(column) for column in zip(*seen, strict=True))
+    scaled = weights / weights.mean()
+
+    def surplus(a):
+        fits = calm * expit(target + a) + scaled @ expit(target + a + errors)
+        return fits / (calm + scaled.sum()) - expit(target)
+
+    found = recalibration(target, errors, weights, calm)
+    expected = brentq(surplus, -max(errors.max(), 0) - 1e-9, -min(errors.min(), 0) + 1e-9, xtol=1e-12)
+    assert found == pytest.approx(expected, abs=1e-6) or abs(surplus(found)) < 1e-13
+
+
 def test_without_recalibration_there_is_no_shift():
     windows = drifting(np.random.default_rng(2), 6)
     learner, past = LogOdds(calm=np.inf).start(20.0, 1.0), Past(60)
@@ -366,7 +435,7 @@ def test_without_recalibration_there_is_no_shift():
 
 def test_one_odd_window_does_not_drag_the_log_odds_as_far_as_the_mixture():
     usual, odd = window([90, 9, 1] + [0] * 18), window([50, 9, 1] + [0] * 17 + [40])
-    rules = {"log odds": LogOdds(calm=np.inf, prior=(0.5, 0.3, 0.0)), "mixture": Fractile(Exponential(2.0))}
+    rules = {"log odds": LogOdds(prior=(0.8, 0.0, 0.0), calm=np.inf), "mixture": Fractile(Exponential(2.0))}
     run = compare(rules, [usual] * 12 + [odd, usual], ratios=(10.0,))
     after = run[run["window"] == 13].set_index("policy")["reservation"]
     assert after["log odds"] < 20 == after["mixture"]
@@ -445,7 +514,8 @@ def test_errors_say_what_was_expected():
         (lambda: LogOdds(season=0), "season: 0"),
         (lambda: LogOdds(ridge=0.0), "ridge: 0"),
         (lambda: LogOdds(forgetting=0.0), "forgetting: 0"),
-        (lambda: LogOdds(half_lives=(2.0, -1.0)), "half_life: -1"),
+        (lambda: LogOdds(half_life=-1.0), "half_life: -1"),
+        (lambda: LogOdds(doubt=-1.0), "doubt: -1"),
         (lambda: OnlineGradient(0.0), "scale: 0"),
         (lambda: Conformal(Latest(1), -0.1), "step: -0.1"),
     ],

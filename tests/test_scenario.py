@@ -5,10 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from kvcache import instances, scenario
+from kvcache import instances
 from kvcache.baselines import optimise, reservations
 from kvcache.policy import evaluate
 from kvcache.replay import Workload, replay
+from kvcache.studies import scenario
 
 
 def test_build_changes_what_it_is_told_and_nothing_else():
@@ -23,10 +24,9 @@ def test_build_changes_what_it_is_told_and_nothing_else():
         headroom=0.4,
         ambiguity_set=("CVaR", {"level": 0.1}),
         rate=2.0,
-        deadline=3.0,
     )
     np.testing.assert_allclose(changed.arrival_rates, 2 * base.arrival_rates)
-    np.testing.assert_allclose(changed.latency_slos, 3 * base.latency_slos)
+    np.testing.assert_allclose(changed.latency_slos, base.latency_slos)
     np.testing.assert_allclose(changed.input_tokens, base.input_tokens)
     assert [c.output.upper for c in changed.classes] == [
         2 * int(c.output.tokens[-1]) for c in changed.classes
@@ -148,3 +148,12 @@ def test_unknown_names_are_refused():
         scenario.build(builder="toy")
     with pytest.raises(ValueError, match="variant '-Everything'; expected one of"):
         scenario.point(variant="-Everything")
+
+
+def test_longer_deadlines_make_fewer_requests_late_and_leave_the_policy_alone():
+    spec = {"arguments": {"load": 0.3}}
+    rows = scenario.lateness(deadlines=(1.0, 2.0, 1e6), instance=spec, requests=400, node_limit=5)
+    (one,) = scenario.point(instance=spec, requests=400, node_limit=5)
+    assert rows[0]["slo_violation"] == one["slo_violation"]
+    assert rows[0]["slo_violation"] >= rows[1]["slo_violation"] >= rows[2]["slo_violation"] == 0
+    assert {row["rejection"] for row in rows} == {one["rejection"]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvcache.sources import load_sources
+from kvcache.traces.sources import load_sources
 
 
 def test_everything_is_said_of_every_digest():

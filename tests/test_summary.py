@@ -6,8 +6,8 @@ import nbformat
 import pandas as pd
 import pytest
 
+from kvcache.artifact.summary import claims_summary, durations, main
 from kvcache.results import read_table, write_table
-from kvcache.summary import claims_summary, durations, main
 
 CLAIMS = pd.DataFrame(
     {

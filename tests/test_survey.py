@@ -7,9 +7,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from kvcache import list_digests, load_digest, survey
+from kvcache import list_digests, load_digest
 from kvcache.digests import digest_counts
 from kvcache.paper import published
+from kvcache.studies import survey
 
 
 def test_sources_and_traces_have_a_row_per_digest():

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvcache import sweep
 from kvcache.results import write_table
+from kvcache.studies import sweep
 
 HERE = Path(__file__).resolve().parent
 

@@ -20,7 +20,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import kvcache.rows
+import kvcache.traces.rows
 from kvcache import TraceError, read_trace, reduce_trace
 from kvcache.traces import FORMATS, ReadReport, Trace, _Scan, mistral_token_counter
 
@@ -175,7 +175,7 @@ def test_sharegpt_counts_each_response_and_all_text_before_it(write):
 
 
 def test_sharegpt_streams(write, monkeypatch):
-    monkeypatch.setattr(kvcache.rows, "_PYTHON_ROWS", 4)
+    monkeypatch.setattr(kvcache.traces.rows, "_PYTHON_ROWS", 4)
     path = write(json.dumps(SHAREGPT * 10))
     chunks = list(_Scan(path, token_counter=words).chunks())
     assert [chunk.outputs.size for chunk in chunks] == [3] * 10
@@ -290,8 +290,8 @@ def test_unsorted_arrivals_keep_ties_in_the_order_of_the_file(write):
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=60), st.integers(1, 20), st.integers(0, 10))
 @settings(max_examples=150, deadline=None)
 def test_table_is_sorted_stably_however_it_is_chunked(arrivals, size, little):
-    from kvcache.rows import Chunk
     from kvcache.traces import _Table
+    from kvcache.traces.rows import Chunk
 
     table = _Table()
     table._LITTLE = little
@@ -511,9 +511,9 @@ def test_bad_rows_can_be_dropped_and_are_counted(write):
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 @pytest.mark.parametrize("bad_row", [1, 7, 5_000, 12_345, 20_000])
 def test_row_numbers_are_right_in_every_chunk(tmp_path, monkeypatch, kind, bad_row):
-    monkeypatch.setattr(kvcache.rows, "_BLOCK_BYTES", 4096)
-    monkeypatch.setattr(kvcache.rows, "_PYTHON_ROWS", 999)
-    monkeypatch.setattr(kvcache.rows, "_PARQUET_ROWS", 999)
+    monkeypatch.setattr(kvcache.traces.rows, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(kvcache.traces.rows, "_PYTHON_ROWS", 999)
+    monkeypatch.setattr(kvcache.traces.rows, "_PARQUET_ROWS", 999)
     n = 20_000
     outputs = np.arange(1, n + 1)
     outputs[bad_row - 1] = -3
@@ -541,7 +541,7 @@ def test_row_numbers_are_right_in_every_chunk(tmp_path, monkeypatch, kind, bad_r
 
 
 def test_reduced_counts_are_those_of_the_table(write, monkeypatch):
-    monkeypatch.setattr(kvcache.rows, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr(kvcache.traces.rows, "_BLOCK_BYTES", 4096)
     monkeypatch.setattr("kvcache.traces._ROWS_AT_ONCE", 700)
     rng = np.random.default_rng(7)
     n = 3_000
@@ -724,8 +724,8 @@ def test_generated_traces_round_trip(tmp_path, case, pack, block):
     order = sorted(range(len(kept)), key=lambda i: (kept[i][0], i))
     longest = max(len(line) for line in data.split(b"\n")) + 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kvcache.rows, "_BLOCK_BYTES", max(block, 2 * longest))
-        patch.setattr(kvcache.rows, "_PYTHON_ROWS", 3)
+        patch.setattr(kvcache.traces.rows, "_BLOCK_BYTES", max(block, 2 * longest))
+        patch.setattr(kvcache.traces.rows, "_PYTHON_ROWS", 3)
         trace = read_trace(tmp_path / "t")
     assert trace.report.format == format
     assert trace.report.rows_read == len(expected)

@@ -3,7 +3,7 @@
 import pytest
 
 from kvcache import CVaR, LengthDistribution, ScaleShift, Wasserstein1
-from kvcache.widgets import KNOBS, Panel
+from kvcache.plots.widgets import KNOBS, Panel
 
 PNG = b"\x89PNG"
 

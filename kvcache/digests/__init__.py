@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from kvcache.files import project_root
 from kvcache.lengths import LengthDistribution
-from kvcache.prefixes import PrefixStats
-from kvcache.sources import load_sources
+from kvcache.traces.prefixes import PrefixStats
+from kvcache.traces.sources import load_sources
 
 __all__ = [
     "digest_counts",

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from kvcache.digests import list_digests, read_facts
 from kvcache.digests.build import build_digest
-from kvcache.sources import load_sources
 from kvcache.traces import TraceError
+from kvcache.traces.sources import load_sources
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

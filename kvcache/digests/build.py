@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from kvcache.digests import DAY_S, METADATA, digests_dir, read_facts
 from kvcache.files import atomic_path
 from kvcache.lengths import LengthDistribution
-from kvcache.prefixes import PrefixStats, prefix_stats
-from kvcache.rows import ZERO_OUTPUT
-from kvcache.sources import QUANTILES, DigestSource, PublishedQuantiles, Sources, load_sources
 from kvcache.traces import TraceError, read_trace, reduce_trace
+from kvcache.traces.prefixes import PrefixStats, prefix_stats
+from kvcache.traces.rows import ZERO_OUTPUT
+from kvcache.traces.sources import QUANTILES, DigestSource, PublishedQuantiles, Sources, load_sources
 
 __all__ = ["build_digest", "find_input"]
 
