@@ -235,6 +235,46 @@ def test_prescribed_reservations_above_the_minimiser_are_kept():
     assert np.allclose(certify(x, reservations=whole).policy.reservations, whole)
 
 
+@pytest.mark.parametrize("kind", ["memory", "prefix", "queue"])
+def test_prescribed_groups(kind):
+    """The best of all partitions is the optimum, and no policy on one is below its bound."""
+    x, rng = case(kind, 5), np.random.default_rng(5)
+    free = certify(x)
+    costs = []
+    for z in ((a, b) for a in range(4) for b in range(2) if a + 2 * b <= 3):
+        solution = certify(x, groups=z)
+        assert solution.policy.groups.tolist() == list(z)
+        assert solution.gap <= 1e-4
+        costs.append(solution.objective)
+        data = Data.of(x, groups=z)
+        for _ in range(10):
+            start = random_policy(Data.of(x), rng)
+            at = polish(
+                data,
+                fit(
+                    data,
+                    np.array(z, dtype=float),
+                    start.reservations - x.input_tokens,
+                    rng.dirichlet(np.ones(2), len(x.classes)),
+                    start.prefix_cache,
+                ),
+                steps=2,
+            )
+            assert evaluate(x, at).objective >= solution.lower_bound * (1 - 1e-9)
+    assert min(costs) == pytest.approx(free.objective, rel=2e-4)
+
+
+def test_prescribed_groups_may_be_worse_in_all_than_others():
+    """Without a free z nothing dominates: a configuration that would never be chosen is used as told."""
+    x = case("slo", 3)
+    slow = replace(x.configs[0], name="slow", decode_s_per_token=2 * x.configs[0].decode_s_per_token)
+    x = x.replace(configs=(*x.configs, slow))
+    alone = certify(x, groups=(0, 0, 2))
+    assert alone.policy.groups.tolist() == [0, 0, 2]
+    assert alone.gap <= 1e-4
+    assert alone.objective > certify(x).objective
+
+
 def test_no_gpus_means_a_policy_that_rejects():
     x = case("memory", 0, gpus=0)
     solution = certify(x)
@@ -426,6 +466,10 @@ def test_a_start_beyond_the_budget_is_ignored():
 
 
 def test_errors_say_what_is_wrong():
+    with pytest.raises(ValueError, match=r"groups: \[1.0\]; expected a whole number per configuration"):
+        certify(case("memory", 1), groups=[1])
+    with pytest.raises(ValueError, match=r"groups: .* use 4 GPUs; expected at most 3"):
+        certify(case("memory", 1), groups=[0, 2])
     x = case("memory", 5)
     with pytest.raises(ValueError, match="gap: 0"):
         certify(x, gap=0)

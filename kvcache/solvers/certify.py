@@ -143,6 +143,8 @@ class _Search:
         return self.value - 0.98 * self.gap * abs(self.value)
 
     def offer(self, policy: Policy) -> None:
+        if self.data.groups is not None and not np.array_equal(policy.groups, self.data.groups):
+            return
         result = evaluate(self.data.instance, policy)
         if result.feasible and result.objective < self.value:
             self.best, self.value = policy, result.objective
@@ -262,7 +264,7 @@ class _Search:
     def explore(self) -> None:
         """Descend from the best policy over neighbouring groups, each seen once, until none is better."""
         data = self.data
-        improved = True
+        improved = data.groups is None
         while improved:
             improved = False
             best = self.best
@@ -674,6 +676,7 @@ def certify(
     gap: float = 1e-4,
     start: Policy | Solution | None = None,
     reservations: ArrayLike | None = None,
+    groups: ArrayLike | None = None,
     node_limit: int | None = None,
     progress: Progress | None = None,
 ) -> Solution:
@@ -690,6 +693,7 @@ def certify(
         solution of `certify` also carries its proof (``certificate``), which is then repeated: see below.
         One for other classes or configurations is left aside.
     reservations : (I,) prescribed r_i = L_in + eta_i in tokens. The rest is then optimal for them.
+    groups : (K,) prescribed z, within the budget. The rest is then optimal for them.
     node_limit : boxes to expand at most, a deterministic limit.
     progress : called after every box with (lower bound, best cost, boxes done).
 
@@ -701,7 +705,8 @@ def certify(
     Raises
     ------
     ValueError
-        If ``gap`` is not positive, or ``reservations`` or a policy as ``start`` do not fit the instance.
+        If ``gap`` is not positive, or ``reservations``, ``groups`` or a policy as ``start`` do not fit the
+        instance.
 
     Notes
     -----
@@ -716,7 +721,7 @@ def certify(
     began = time.perf_counter()
     if not gap > 0:
         raise ValueError(f"gap: {gap}; expected > 0")
-    data = Data.of(instance, None if reservations is None else np.asarray(reservations, dtype=float))
+    data = Data.of(instance, reservations, groups)
     search = _Search(data, gap, progress=progress)
     if time_limit is not None:
         search.deadline = began + time_limit
@@ -724,7 +729,8 @@ def certify(
         search.node_limit = node_limit
     shape = instance.offered_loads.shape
     nothing = np.zeros(shape)
-    search.offer(Policy.of(instance, np.zeros(shape[1]), data.high, nothing, nothing))
+    idle = np.zeros(shape[1]) if data.groups is None else data.groups
+    search.offer(Policy.of(instance, idle, data.high, nothing, nothing))
     try:
         if isinstance(start, Solution) and (
             start.policy is None or start.policy.routing.shape != instance.offered_loads.shape

@@ -1,7 +1,8 @@
 """A second relaxation, for numbers of groups that are not decided: levels of utilisation with own columns.
 
-`kvcache.solvers.relaxation` ties the wait of a configuration to the flow of each class by itself, so its optimum
-serves classes with time to spare at a high utilisation and the others at a low one, in the same groups.
+`kvcache.solvers.relaxation` ties the wait of a configuration to the flow of each class by itself, so its
+optimum serves classes with time to spare at a high utilisation and the others at a low one, in the same
+groups.
 Here a *cell* is a configuration k at a level a <= v_k <= b:
 
 ===================  =============================================================================
@@ -17,8 +18,8 @@ The load of a cell is at most b z and its wait at least W(a). A policy sets w = 
 configuration in use that its v_k falls into, so the optimum is a lower bound; it rises with the number of
 levels, and few of them matter: `Levels.refined` divides those where waiting hides. The cost of a class is
 a tangent of WC on its whole flow, since all of it has the same eta_i. A cached prefix takes
-t >= max(zl, 1) pi and, as in `kvcache.solvers.relaxation`, t (M - L) >= (1 + kappa) u (L_in + el - L) pi; what
-it saves follows from the larger of the two, so it needs no columns.
+t >= max(zl, 1) pi and, as in `kvcache.solvers.relaxation`, t (M - L) >= (1 + kappa) u (L_in + el - L) pi;
+what it saves follows from the larger of the two, so it needs no columns.
 """
 
 from __future__ import annotations

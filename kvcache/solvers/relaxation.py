@@ -39,7 +39,7 @@ from functools import cached_property
 
 import highspy
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kvcache.instance import Instance
 
@@ -87,18 +87,32 @@ def wait(v: Floats) -> Floats:
 class Data:
     """An instance as the arrays that the relaxation and the local search use.
 
-    ``low`` and ``high`` (I,) bound eta. They are equal where the reservations are prescribed.
+    ``low`` and ``high`` (I,) bound eta. They are equal where the reservations are prescribed. ``groups`` (K,)
+    is z where that is.
     """
 
     instance: Instance
     low: Floats
     high: Floats
+    groups: Floats | None = None
 
     @classmethod
-    def of(cls, instance: Instance, reservations: Floats | None = None) -> Data:
-        """``reservations`` (I,): prescribed r_i = L_in + eta_i in tokens, or None to optimise them."""
+    def of(
+        cls, instance: Instance, reservations: ArrayLike | None = None, groups: ArrayLike | None = None
+    ) -> Data:
+        """``reservations`` (I,): r_i = L_in + eta_i in tokens, ``groups`` (K,): z; None to optimise them."""
+        if groups is not None:
+            groups = np.asarray(groups, dtype=float)
+            if groups.shape != instance.group_gpus.shape or not np.all((groups >= 0) & (groups % 1 == 0)):
+                raise ValueError(f"groups: {groups.tolist()}; expected a whole number per configuration")
+            if groups @ instance.group_gpus > instance.gpus:
+                raise ValueError(
+                    f"groups: {groups.tolist()} use {groups @ instance.group_gpus:g} GPUs; expected at most "
+                    f"{instance.gpus}"
+                )
         if reservations is None:
-            return cls(instance, np.zeros(len(instance.classes)), instance.unconstrained_reservations())
+            none = np.zeros(len(instance.classes))
+            return cls(instance, none, instance.unconstrained_reservations(), groups)
         eta = np.asarray(reservations, dtype=float) - instance.input_tokens
         slack = 1e-9 * instance.max_output_tokens
         if eta.shape != (len(instance.classes),) or not np.all(
@@ -108,7 +122,7 @@ class Data:
                 f"reservations: {reservations}; expected one per class within [L_in, L_in + L_max] tokens"
             )
         eta = np.clip(eta, 0.0, instance.max_output_tokens)
-        return cls(instance, eta, eta)
+        return cls(instance, eta, eta, groups)
 
     @cached_property
     def per_token(self) -> Floats:
@@ -169,9 +183,11 @@ class Data:
         """(K, K) entry [k, j]: a group of k does all that a group of j does, no worse and on no more GPUs.
 
         Groups of j without any of k can then be exchanged one for one, so j needs k beside it. Of two
-        equal configurations only the later needs the earlier.
+        equal configurations only the later needs the earlier. Nothing can be exchanged where z is given.
         """
         instance = self.instance
+        if self.groups is not None:
+            return np.zeros(2 * self.groups.shape, dtype=bool)
         T, M = instance.service_times, instance.kv_tokens
         phi, n = instance.queueing_factors, instance.group_gpus
         count = n.size
@@ -190,7 +206,8 @@ class Data:
     @cached_property
     def servable(self) -> NDArray[np.bool_]:
         """(I, K) False where no group of k can hold what its smallest share of class i needs."""
-        return np.broadcast_to(self.instance.max_groups > 0, self.instance.offered_loads.shape)
+        most = self.instance.max_groups if self.groups is None else self.groups
+        return np.broadcast_to(most > 0, self.instance.offered_loads.shape)
 
 
 def fullest(data: Data) -> Floats:
@@ -247,10 +264,10 @@ class Box:
         """The whole feasible region, but for policies that another one dominates."""
         instance = data.instance
         classes, configs = instance.offered_loads.shape
-        useful = data.prefix_useful
+        useful, z = data.prefix_useful, data.groups
         return cls(
-            zl=np.zeros(configs),
-            zu=instance.max_groups.astype(float),
+            zl=np.zeros(configs) if z is None else z,
+            zu=instance.max_groups.astype(float) if z is None else z,
             vl=np.zeros(configs),
             vu=fullest(data),
             el=data.low,

@@ -15,18 +15,15 @@ from numpy.typing import NDArray
 
 from kvcache import ambiguity, instances
 from kvcache.ambiguity import Wasserstein1
-from kvcache.baselines import FIXED_RULES, online_rule, optimise, reservations
+from kvcache.baselines import online_rule, optimise, reservations
 from kvcache.digests import load_digest
 from kvcache.instance import Instance
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
 from kvcache.replay import PREEMPTION_FACTOR, REQUESTS, WHOLE, Workload, replay
-from kvcache.solvers.polish import fit, polish
-from kvcache.solvers.relaxation import Data
 
 __all__ = [
     "VARIANTS",
-    "best_at",
     "build",
     "caching",
     "choose",
@@ -148,30 +145,6 @@ def uniform_routing(
     return chosen
 
 
-def best_at(instance: Instance, groups: Sequence[int], reserved: NDArray[np.float64] | None = None) -> Policy:
-    """The best policy found on a given partition, by the certified solver's local search.
-
-    It starts from every class on one configuration, for each in use, and from an even spread.
-
-    Parameters
-    ----------
-    groups : z.
-    reserved : (I,) output tokens eta; chosen with the rest without it.
-    """
-    z = np.asarray(groups, dtype=float)
-    prescribed = None if reserved is None else instance.input_tokens + reserved
-    data = Data.of(instance, prescribed)
-    eta = instance.unconstrained_reservations() if reserved is None else reserved
-    used = np.flatnonzero(z > 0)
-    shares = np.eye(z.size)[used]
-    policies = []
-    for share in (*shares, shares.mean(axis=0)):
-        routing = np.tile(share, (len(instance.classes), 1))
-        prefix = (1 + instance.headroom) * instance.offered_loads * routing > np.maximum(z, 1)
-        policies.append(polish(data, fit(data, z, eta, routing, prefix), steps=40))
-    return min(policies, key=lambda policy: evaluate(instance, policy).objective)
-
-
 def caching(instance: Instance, policy: Policy) -> Policy:
     """The policy with every prefix cached that frees memory in (6e), unless that costs something.
 
@@ -193,7 +166,7 @@ def choose(
     groups: Sequence[int] | None,
     options: Mapping[str, Any],
 ) -> Solution:
-    """The policy of a method with one component left out; ``groups`` fixes the partition (`best_at`)."""
+    """The policy of a method with one component left out; ``groups`` fixes the partition."""
     if variant not in VARIANTS:
         raise ValueError(f"variant {variant!r}; expected one of {VARIANTS}")
     if variant == "-Routing":
@@ -204,11 +177,7 @@ def choose(
         solved = instance.replace(ambiguity=Wasserstein1(0.0))
     if variant == "-Prefix caching":
         solved = instance.replace(classes=tuple(replace(c, prefix_tokens=0.0) for c in instance.classes))
-    if groups is not None:
-        policy = best_at(solved, groups, reservations(method, instance) if method in FIXED_RULES else None)
-        solution = Solution.of(solved, policy, seconds=0.0, status="feasible", method="local search")
-    else:
-        solution = optimise(method, solved, **options)
+    solution = optimise(method, solved, groups=groups, **options)
     policy = solution.policy
     if variant == "-Prefix caching":
         policy = replace(policy, prefix_cache=np.zeros_like(policy.prefix_cache))
