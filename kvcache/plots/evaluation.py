@@ -661,7 +661,7 @@ def fig_partitions(table: pd.DataFrame) -> Figure:
             _heat(ax, grid, LogNorm(0.1, 10), "PuOr_r", "{:.3g}")
             ax.set(xlabel="load", title=f"lengths x {shift:g}")
         axes[0, 0].set_ylabel("groups of TP2, TP4, TP2xPP2, TP4xPP2")
-        title(figure, "Total cost of uniform routing over the best routing found, on partitions that mix")
+        title(figure, "Total cost of uniform routing over the best routing, on partitions that mix")
     return figure
 
 
