@@ -36,6 +36,7 @@ from scipy.optimize import LinearConstraint, milp
 from kvcache.ambiguity import Wasserstein1
 from kvcache.instance import Instance
 from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
+from kvcache.solvers.highs import engine
 from kvcache.solvers.relaxation import Box, Data, Point, Relaxation
 
 __all__ = ["BLOCK3", "first_groups", "solve"]
@@ -81,14 +82,7 @@ class _Program:
 
     def __init__(self, cost: Floats, upper: Floats) -> None:
         self.cost = cost
-        self.engine = highspy.Highs()
-        for option, value in (
-            ("output_flag", False),
-            ("threads", 1),
-            ("primal_feasibility_tolerance", 1e-9),
-            ("dual_feasibility_tolerance", 1e-9),
-        ):
-            self.engine.setOptionValue(option, value)
+        self.engine = engine(primal_feasibility_tolerance=1e-9, dual_feasibility_tolerance=1e-9)
         n, nothing = cost.size, np.zeros(0, dtype=np.int32)
         self.engine.addCols(n, cost, np.zeros(n), upper, 0, np.zeros(n, dtype=np.int32), nothing, np.zeros(0))
 

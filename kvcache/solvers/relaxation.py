@@ -42,6 +42,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvcache.instance import Instance
+from kvcache.solvers.highs import engine
 
 __all__ = ["Box", "Cut", "Data", "Point", "Program", "Relaxation", "Tangents", "packed", "unpacked", "wait"]
 
@@ -399,10 +400,7 @@ class Program:
         lp.a_matrix_.start_ = np.searchsorted(row[order], np.arange(self._rows + 1)).astype(np.int32)
         lp.a_matrix_.index_ = column[order].astype(np.int32)
         lp.a_matrix_.value_ = value[order]
-        self.highs = highspy.Highs()
         settings = {
-            "output_flag": False,
-            "threads": 1,
             "parallel": "off",
             "presolve": "off",
             "solver": "simplex",
@@ -410,11 +408,9 @@ class Program:
             # The programs are scaled by construction; these settings halve the time of a warm solve.
             "simplex_scale_strategy": 0,
             "simplex_dual_edge_weight_strategy": 1,
-            "simplex_initial_condition_check": False,
             "simplex_iteration_limit": 100_000,
         }
-        for option, setting in (settings | options).items():
-            self.highs.setOptionValue(option, setting)
+        self.highs = engine(**(settings | options))
         self.highs.passModel(lp)
         self._fixed_rows = self._rows
 

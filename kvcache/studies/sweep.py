@@ -17,9 +17,7 @@ import hashlib
 import inspect
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +28,7 @@ from joblib import Parallel, cpu_count, delayed, parallel_config
 from tqdm import tqdm
 
 from kvcache.files import atomic_path, output_root, project_root
+from kvcache.solvers.highs import quietly
 
 __all__ = ["EXECUTORS", "SweepError", "run", "table"]
 
@@ -85,24 +84,10 @@ def _key(function: Callable, task: Task) -> str:
     return hashlib.sha256("\n".join([name, source, _fingerprint(), arguments]).encode()).hexdigest()[:32]
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Drop what goes to standard output: solvers greet, and workers share the notebook's."""
-    sys.stdout.flush()
-    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)
-
-
 def _call(function: Callable, position: int, task: Task) -> tuple[int, str, str | None]:
     """Run one task where it is; its position, its result as JSON text, and what went wrong."""
     try:
-        with _quietly():
+        with quietly():
             return position, _text(function(**task)), None
     except Exception as error:
         return position, "", f"{type(error).__name__}: {error}"
