@@ -74,7 +74,7 @@ def table3(seconds: pd.DataFrame) -> Figure:
             figure,
             "Table III: time to solve",
             "Lines that end were not run further in this profile, or the licence does not admit the size. "
-            "Certified: to 1e-4, the last two to 1e-3.",
+            "Certified: to 1e-4 (in the quick profile the last to 1e-3).",
         )
     return figure
 
