@@ -46,7 +46,7 @@ def test_seconds_to_the_gap(row):
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("load", [0.6, 1.0])
+@pytest.mark.parametrize("load", [0.2, 0.6, 1.0, 2.0])
 def test_a_warm_start_after_a_drift(load):
     """All lengths 5 % longer, rates off by some 5 %: the policy in force is improved, its proof repeated."""
     x = instances.scalability(15, 12, 2000, 48, 0, load=load)
