@@ -13,17 +13,17 @@ from kvcache.policy import Policy, evaluate
 
 __all__ = ["ENGINES", "group_table", "launch_arguments", "routing_table"]
 
-#: Command-line names of tensor parallelism, pipeline parallelism and the limit on running requests, and the
-#: words that turn prefix caching on and off where that is not the engine's default.
+#: Command-line names of tensor parallelism, pipeline parallelism and the limit on running requests; and the
+#: word that asks for prefix caching, where that is not always on. An engine gives its cached prefixes up when
+#: memory is short, so none is told to do without.
 ENGINES = {
-    "vllm": ("--tensor-parallel-size", "--pipeline-parallel-size", "--max-num-seqs"),
-    "sglang": ("--tp-size", "--pp-size", "--max-running-requests"),
-}
-_PREFIX_CACHING = {
-    ("vllm", True): "--enable-prefix-caching",
-    ("vllm", False): "--no-enable-prefix-caching",
-    ("sglang", True): "",
-    ("sglang", False): "--disable-radix-cache",
+    "vllm": (
+        "--tensor-parallel-size",
+        "--pipeline-parallel-size",
+        "--max-num-seqs",
+        "--enable-prefix-caching",
+    ),
+    "sglang": ("--tp-size", "--pp-size", "--max-running-requests", ""),
 }
 
 
@@ -95,6 +95,7 @@ def launch_arguments(groups: pd.DataFrame, engine: str) -> dict[str, str]:
     """
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}; expected one of {sorted(ENGINES)}")
+    *names, caching = ENGINES[engine]
     arguments = {}
     for row in groups.itertuples():
         match = re.fullmatch(r"TP(\d+)xPP(\d+)", row.config)
@@ -102,7 +103,7 @@ def launch_arguments(groups: pd.DataFrame, engine: str) -> dict[str, str]:
             example = ParallelConfig(4, 2).name
             raise ValueError(f"configuration {row.config!r}; expected a name such as {example}")
         values = (*match.groups(), max(row.max_running, 1))
-        words = [f"{name} {value}" for name, value in zip(ENGINES[engine], values, strict=True)]
-        words.append(_PREFIX_CACHING[engine, row.caches_prefixes])
-        arguments[row.config] = " ".join(words).strip()
+        words = [f"{name} {value}" for name, value in zip(names, values, strict=True)]
+        words += [caching] if caching and row.caches_prefixes else []
+        arguments[row.config] = " ".join(words)
     return arguments

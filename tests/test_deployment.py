@@ -55,8 +55,9 @@ def test_arguments(small):
     assert vllm["TP4xPP2"] == (
         f"--tensor-parallel-size 4 --pipeline-parallel-size 2 --max-num-seqs {limit} --enable-prefix-caching"
     )
+    assert vllm["TP2xPP1"].endswith("--max-num-seqs 20")
     assert sglang == {
-        "TP2xPP1": "--tp-size 2 --pp-size 1 --max-running-requests 20 --disable-radix-cache",
+        "TP2xPP1": "--tp-size 2 --pp-size 1 --max-running-requests 20",
         "TP4xPP2": f"--tp-size 4 --pp-size 2 --max-running-requests {limit}",
     }
 
