@@ -8,7 +8,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from solver_cases import KINDS, case, shows
 
-from kvcache import Costs, Instance, LengthDistribution, Policy, RequestClass, ServingConfig, Wasserstein1
+from kvcache import (
+    Costs,
+    Instance,
+    LengthDistribution,
+    Policy,
+    RequestClass,
+    ServingConfig,
+    Wasserstein1,
+    instances,
+)
 from kvcache.policy import evaluate
 from kvcache.solvers import certify as module
 from kvcache.solvers.certify import Certificate, certify
@@ -233,6 +242,17 @@ def test_prescribed_reservations_above_the_minimiser_are_kept():
     x = case("rejection", 3)
     whole = x.input_tokens + x.max_output_tokens
     assert np.allclose(certify(x, reservations=whole).policy.reservations, whole)
+
+
+def test_the_root_has_a_bound_before_the_search():
+    """So that a time limit that strikes early still leaves something proven."""
+    x = instances.scalability(4, 4, 150, 8, 0)
+    search = module._Search(Data.of(x), 1e-3)
+    nothing = np.zeros(x.offered_loads.shape)
+    search.offer(Policy.of(x, np.zeros(4), search.data.high, nothing, nothing))
+    search.begin(None)
+    best = certify(x, gap=1e-4)
+    assert 0.9 * best.lower_bound < search.lower_bound <= best.objective
 
 
 @pytest.mark.parametrize("kind", ["memory", "prefix", "queue"])

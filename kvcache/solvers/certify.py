@@ -427,6 +427,8 @@ class _Search:
             self.whole = Levels(self.data, self.root, edges)
             self.load(self.whole, box)
             point = self.whole.solve(self.cutoff, precision=self.gap / 20)
+            if point is not None:
+                self.open[0].bound = max(self.open[0].bound, point.bound)
             if point is None or time.perf_counter() > self.deadline:
                 return
             if division == 0:
