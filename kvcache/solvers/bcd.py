@@ -31,7 +31,6 @@ import highspy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
-from scipy.optimize import LinearConstraint, milp
 
 from kvcache.ambiguity import Wasserstein1
 from kvcache.instance import Instance
@@ -454,6 +453,27 @@ def _cache_prefixes(instance: Instance, policy: Policy, result: Evaluation) -> t
 # ---- Block 3 ----------------------------------------------------------------------------------------
 
 
+def _integer_program(
+    cost: Floats,
+    rows: sparse.csr_matrix,
+    right: Floats,
+    whole: Floats,
+    lower: Floats,
+    upper: Floats,
+    **options: float,
+) -> Floats | None:
+    """(n,) x of least cost with ``rows @ x <= right`` within its bounds, whole where ``whole`` is 1."""
+    from scipy.optimize import LinearConstraint, milp  # here, to keep half a second out of the start
+
+    return milp(
+        cost,
+        constraints=LinearConstraint(rows, -np.inf, right),
+        integrality=whole,
+        bounds=(lower, upper),
+        options=options,
+    ).x
+
+
 def _literal_groups(instance: Instance, policy: Policy) -> NDArray[np.int64]:
     """Block 3 with r, pi and delta kept: the best numbers of groups for the configurations in use.
 
@@ -488,21 +508,18 @@ def _literal_groups(instance: Instance, policy: Policy) -> NDArray[np.int64]:
     tardy = np.hstack([np.zeros((classes, configs)), pi, -np.eye(classes)])
     budget = np.concatenate([n, np.zeros(configs + classes)])[None, :]
     matrix = np.vstack([*rows, tardy, budget])
-    answer = milp(
+    answer = _integer_program(
         np.concatenate([x.costs.gpu * n, np.zeros(configs), x.costs.slo * x.arrival_rates]),
-        constraints=LinearConstraint(
-            sparse.csr_matrix(matrix), -np.inf, np.concatenate([*uppers, -service, [x.gpus]])
-        ),
-        integrality=np.concatenate([np.ones(configs), np.zeros(configs + classes)]),
-        bounds=(
-            np.concatenate([low, np.zeros(configs + classes)]),
-            np.concatenate([high, np.full(configs + classes, np.inf)]),
-        ),
-        options={"mip_rel_gap": 1e-9},
+        sparse.csr_matrix(matrix),
+        np.concatenate([*uppers, -service, [x.gpus]]),
+        np.concatenate([np.ones(configs), np.zeros(configs + classes)]),
+        np.concatenate([low, np.zeros(configs + classes)]),
+        np.concatenate([high, np.full(configs + classes, np.inf)]),
+        mip_rel_gap=1e-9,
     )
-    if answer.x is None:
+    if answer is None:
         return policy.groups
-    z[used] = np.round(answer.x[:configs]).astype(np.int64)
+    z[used] = np.round(answer[:configs]).astype(np.int64)
     return z
 
 
@@ -579,20 +596,21 @@ def _priced_groups(
     rejecting_all = costs.rejection * rates.sum()
     gap = _BLOCK3_GAP * result.objective / max(rejecting_all, result.objective, 1e-9)
     scale = max(rejecting_all, 1e-9) / 1e4
-    answer = milp(
+    answer = _integer_program(
         np.concatenate([costs.gpu * x.group_gpus[index], worth, costs.slo * rates]) / scale,
-        constraints=LinearConstraint(
-            sparse.csr_matrix((value, (row, column)), shape=(right.size, upper.size)), -np.inf, right
-        ),
-        integrality=whole,
-        bounds=(np.zeros(upper.size), upper),
-        options={"mip_rel_gap": gap, "time_limit": inner.remaining()},
+        sparse.csr_matrix((value, (row, column)), shape=(right.size, upper.size)),
+        right,
+        whole,
+        np.zeros(upper.size),
+        upper,
+        mip_rel_gap=gap,
+        time_limit=inner.remaining(),
     )
-    if answer.x is None:
+    if answer is None:
         return None
     groups, routing = np.zeros(len(x.configs), dtype=np.int64), np.zeros_like(policy.routing)
-    groups[index] = np.round(answer.x[z]).astype(np.int64)
-    routing[:, index] = answer.x[pi].reshape(classes, configs)
+    groups[index] = np.round(answer[z]).astype(np.int64)
+    routing[:, index] = answer[pi].reshape(classes, configs)
     return groups, routing, delta
 
 

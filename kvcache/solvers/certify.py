@@ -438,7 +438,7 @@ class _Search:
                     self.explore()
             edges = self.whole.refined()
 
-    def load(self, relaxation: Relaxation, box: Box) -> None:
+    def load(self, relaxation: Program, box: Box) -> None:
         """Load a box: sharp where its groups are fixed, quick to re-optimise where they are not."""
         relaxation.load_box(box, None if box.fixed else self.root)
 
