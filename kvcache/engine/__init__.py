@@ -1,7 +1,26 @@
 """A paged serving engine: what an iteration costs, how much memory to keep free, and a simulation of it."""
 
 from kvcache.engine.admission import Headroom, Watermark
+from kvcache.engine.headroom import headroom, lundberg_exponent, preemptions_per_request, watermark
+from kvcache.engine.joint import JointLengths
+from kvcache.engine.operating import Demand, capacity_rows, operating_point, saturation
 from kvcache.engine.simulation import Simulation, simulate
-from kvcache.engine.steps import StepCost
+from kvcache.engine.steps import StepCost, StepTable
 
-__all__ = ["Headroom", "Simulation", "StepCost", "Watermark", "simulate"]
+__all__ = [
+    "Demand",
+    "Headroom",
+    "JointLengths",
+    "Simulation",
+    "StepCost",
+    "StepTable",
+    "Watermark",
+    "capacity_rows",
+    "headroom",
+    "lundberg_exponent",
+    "operating_point",
+    "preemptions_per_request",
+    "saturation",
+    "simulate",
+    "watermark",
+]

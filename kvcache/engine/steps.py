@@ -7,11 +7,12 @@ cached tokens decode one token each, and P prompt tokens are prefilled beside th
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["StepCost"]
+__all__ = ["FitErrors", "StepCost", "StepTable"]
 
 Floats = NDArray[np.float64]
 
@@ -65,3 +66,168 @@ class StepCost:
         """
         first = self.t0 + self.per_sequence * decoding + self.per_cached_token * cached_tokens
         return steps * first + self.per_cached_token * decoding * steps * (steps - 1) / 2
+
+
+@dataclass(frozen=True)
+class FitErrors:
+    """How far a linear step cost is from the measured steps it was fitted to, relative to each.
+
+    Parameters
+    ----------
+    median, largest : of |fitted - measured| / measured.
+    points : how many measured steps the fit saw.
+    """
+
+    median: float
+    largest: float
+    points: int
+
+
+@dataclass(frozen=True, eq=False)
+class StepTable:
+    """Seconds of one iteration, measured on a grid; the methods are those of `StepCost`.
+
+    Parameters
+    ----------
+    decoding : (n,) decoding requests, increasing, >= 0.
+    cached_tokens : (m,) tokens that those requests hold together, increasing, >= 0.
+    prefill_tokens : (p,) prompt tokens in the iteration, increasing, >= 0.
+    measured : (n, m, p) seconds, > 0; (n, m) where only one number of prompt tokens was measured.
+
+    Raises
+    ------
+    ValueError
+        For an axis that is empty, negative or does not increase, a shape that does not fit or a time that
+        is not positive.
+
+    Notes
+    -----
+    Between grid points the time is multilinear. Outside the grid the outermost cell is continued linearly,
+    but never below the shortest measured step; an axis of a single point does not change the time.
+    """
+
+    decoding: Floats
+    cached_tokens: Floats
+    prefill_tokens: Floats
+    measured: Floats
+
+    def __post_init__(self) -> None:
+        axes = ("decoding", "cached_tokens", "prefill_tokens")
+        for name in axes:
+            axis = np.array(getattr(self, name), dtype=float)
+            if axis.ndim != 1 or axis.size == 0 or not np.all(np.isfinite(axis)) or axis[0] < 0:
+                raise ValueError(f"step table: {name} is {axis}; expected numbers >= 0, at least one")
+            bad = np.flatnonzero(np.diff(axis) <= 0)
+            if bad.size:
+                at = bad[0] + 1
+                raise ValueError(f"step table: {name}[{at}] is {axis[at]}, not above {axis[at - 1]}")
+            _freeze(self, name, axis)
+        shape = tuple(getattr(self, name).size for name in axes)
+        times = np.array(self.measured, dtype=float)
+        if times.shape == shape[:2] and shape[2] == 1:
+            times = times[..., None]
+        if times.shape != shape:
+            raise ValueError(f"step table: measured has shape {times.shape}; expected {shape} as {axes}")
+        bad = np.argwhere(~(np.isfinite(times) & (times > 0)))
+        if bad.size:
+            at = tuple(int(i) for i in bad[0])
+            raise ValueError(f"step table: measured{list(at)} is {times[at]}; expected seconds > 0")
+        _freeze(self, "measured", times)
+
+    def seconds(
+        self, decoding: ArrayLike, cached_tokens: ArrayLike, prefill_tokens: ArrayLike = 0
+    ) -> Floats | float:
+        """tau of iterations with B ``decoding`` requests, K ``cached_tokens`` and P ``prefill_tokens``."""
+        i, i_up, s = _cell(self.decoding, decoding)
+        j, j_up, t = _cell(self.cached_tokens, cached_tokens)
+        k, k_up, u = _cell(self.prefill_tokens, prefill_tokens)
+        m = self.measured
+
+        def at_prefill(k: NDArray[np.intp]) -> Floats:
+            low = m[i, j, k] + t * (m[i, j_up, k] - m[i, j, k])
+            high = m[i_up, j, k] + t * (m[i_up, j_up, k] - m[i_up, j, k])
+            return low + s * (high - low)
+
+        value = at_prefill(k)
+        if m.shape[2] > 1:
+            value = value + u * (at_prefill(k_up) - value)
+        value = np.maximum(value, self._shortest)
+        return float(value) if np.ndim(value) == 0 else value
+
+    @cached_property
+    def _shortest(self) -> float:
+        return float(self.measured.min())
+
+    def span(self, decoding: int, cached_tokens: float, steps: int) -> float:
+        """Seconds of that many iterations without prompts, in which every request grows by a token each."""
+        held = cached_tokens + decoding * np.arange(steps, dtype=float)
+        return float(np.sum(self.seconds(decoding, held)))
+
+    def linear(
+        self,
+        decoding: tuple[float, float] = (0, np.inf),
+        cached_tokens: tuple[float, float] = (0, np.inf),
+        prefill_tokens: tuple[float, float] = (0, np.inf),
+        context: tuple[float, float] = (0, np.inf),
+    ) -> tuple[StepCost, FitErrors]:
+        """The linear step cost nearest to the table over a region, and how far it is.
+
+        Least squares of the relative errors, tau_fit / tau - 1, over the grid points within the region, with
+        constants >= 0. A constant whose axis has one point there is 0: its share is in t0.
+
+        Parameters
+        ----------
+        decoding, cached_tokens, prefill_tokens : (least, most) of each, both included.
+        context : (least, most) of the tokens per decoding request, K / B: a table is a rectangle and an
+            engine's iterations are not.
+
+        Raises
+        ------
+        ValueError
+            If the region holds fewer grid points than constants to fit, or the fit has t0 = 0.
+        """
+        from scipy.optimize import nnls  # a core import must not load the optimiser
+
+        grid = np.meshgrid(self.decoding, self.cached_tokens, self.prefill_tokens, indexing="ij")
+        b, k, _ = grid
+        region = {
+            "decoding": (b, decoding),
+            "cached_tokens": (k, cached_tokens),
+            "prefill_tokens": (grid[2], prefill_tokens),
+            "context": (np.divide(k, b, out=np.where(k > 0, np.inf, 0.0), where=b > 0), context),
+        }
+        inside = np.ones(b.shape, bool)
+        for values, (low, high) in region.values():
+            inside &= (values >= low) & (values <= high)
+        columns = [axis[inside] for axis in grid]
+        varies = [c.size > 0 and np.ptp(c) > 0 for c in columns]
+        needed = max(2, 1 + sum(varies))
+        if inside.sum() < needed:
+            bounds = ", ".join(f"{name} {bounds}" for name, (_, bounds) in region.items())
+            raise ValueError(f"step table: {inside.sum()} grid points in {bounds}; expected >= {needed}")
+        times = self.measured[inside]
+        # Columns in units of their largest entry: nnls stops at an absolute tolerance.
+        scales = [float(c.max()) if v else 1.0 for c, v in zip(columns, varies, strict=True)]
+        design = [np.ones(times.size)]
+        design += [c / s if v else 0 * c for c, s, v in zip(columns, scales, varies, strict=True)]
+        fitted, _ = nnls(np.stack(design, axis=1) / times[:, None], np.ones(times.size))
+        if fitted[0] <= 0:
+            raise ValueError("step table: the fit has t0 = 0; expected steps that cost time when empty")
+        cost = StepCost(float(fitted[0]), *(float(f / s) for f, s in zip(fitted[1:], scales, strict=True)))
+        errors = np.abs(cost.seconds(*columns) / times - 1)
+        return cost, FitErrors(float(np.median(errors)), float(errors.max()), times.size)
+
+
+def _freeze(table: StepTable, name: str, array: Floats) -> None:
+    array.flags.writeable = False
+    object.__setattr__(table, name, array)
+
+
+def _cell(axis: Floats, x: ArrayLike) -> tuple[NDArray[np.intp], NDArray[np.intp], Floats]:
+    """The grid cell of each x, its two ends, and the share of the way between them (outside 0..1 beyond)."""
+    x = np.asarray(x, dtype=float)
+    if axis.size == 1:
+        none = np.zeros(x.shape, np.intp)
+        return none, none, np.zeros(x.shape)
+    low = np.minimum(np.maximum(axis.searchsorted(x, side="right") - 1, 0), axis.size - 2)
+    return low, low + 1, (x - axis[low]) / (axis[low + 1] - axis[low])
