@@ -1,6 +1,6 @@
 """A paged serving engine: what an iteration costs, how much memory to keep free, and a simulation of it."""
 
-from kvcache.engine.admission import Headroom, Watermark
+from kvcache.engine.admission import Headroom, MaxRunning, Reserve, Watermark
 from kvcache.engine.headroom import headroom, lundberg_exponent, preemptions_per_request, watermark
 from kvcache.engine.joint import JointLengths
 from kvcache.engine.operating import Demand, capacity_rows, operating_point, saturation
@@ -11,6 +11,8 @@ __all__ = [
     "Demand",
     "Headroom",
     "JointLengths",
+    "MaxRunning",
+    "Reserve",
     "Simulation",
     "StepCost",
     "StepTable",

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
 
+from kvcache.engine.admission import Candidate, FreeBlocksRule, Gate, GateRule, Running
 from kvcache.engine.blocks import FreeBlocks
 from kvcache.engine.steps import StepCost
 
@@ -37,13 +38,6 @@ TIMELINE = 4096
 #: Iterations that the record of longest gaps holds before it forgets what nobody running has seen.
 PEAKS = 4096
 NAN = float("nan")
-
-
-class FreeShare(Protocol):
-    """An admission rule that keeps a fixed number of blocks free."""
-
-    def free_blocks(self, blocks: int, block: int) -> int:
-        """Blocks to leave free in a pool of ``blocks`` blocks of ``block`` tokens."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +86,7 @@ def simulate(
     *,
     pool: int,
     step_cost: StepCost,
-    admission: FreeShare | None = None,
+    admission: FreeBlocksRule | GateRule | None = None,
     block: int = 16,
     max_running: int = 256,
     max_batched_tokens: int = 2048,
@@ -132,14 +126,17 @@ def simulate(
     served = inputs + outputs <= blocks * block
     order = np.flatnonzero(served)
     order = order[np.argsort(arrival[order], kind="stable")]
+    gate = admission.gate(requests, blocks, block) if hasattr(admission, "gate") else None
     group = _Group(
+        order,
         arrival[order].tolist(),
         inputs[order].tolist(),
         outputs[order].tolist(),
         blocks=blocks,
         block=block,
         step_cost=step_cost,
-        spare=admission.free_blocks(blocks, block) if admission is not None else 0,
+        spare=admission.free_blocks(blocks, block) if hasattr(admission, "free_blocks") else 0,
+        gate=gate,
         max_running=max_running,
         budget=max_batched_tokens,
         prefix_cache=prefix_cache,
@@ -212,6 +209,27 @@ class _Timeline:
         return pd.DataFrame(self.rows, columns=["time_s", "used_blocks", "running", "waiting"])
 
 
+class _Ranked:
+    """A queue in the order of given ranks, lowest first, with the methods of a deque that a group uses."""
+
+    def __init__(self, ranks: Sequence[float], rows: np.ndarray) -> None:
+        self.ranks, self.rows, self.heap = ranks, rows, []
+
+    def append(self, request: int) -> None:
+        heappush(self.heap, (self.ranks[self.rows[request]], request))
+
+    appendleft = append
+
+    def popleft(self) -> int:
+        return heappop(self.heap)[1]
+
+    def __getitem__(self, place: int) -> int:
+        return self.heap[place][1]
+
+    def __len__(self) -> int:
+        return len(self.heap)
+
+
 class _Group:
     """The state of a group. Lists are indexed by request, in order of arrival.
 
@@ -223,6 +241,7 @@ class _Group:
 
     def __init__(
         self,
+        rows: np.ndarray,
         arrival: list[float],
         inputs: list[int],
         outputs: list[int],
@@ -231,15 +250,16 @@ class _Group:
         block: int,
         step_cost: StepCost,
         spare: int,
+        gate: Gate | None,
         max_running: int,
         budget: int,
         prefix_cache: bool,
         jump: bool,
     ) -> None:
         count = len(arrival)
-        self.arrival, self.inputs, self.outputs = arrival, inputs, outputs
+        self.rows, self.arrival, self.inputs, self.outputs = rows, arrival, inputs, outputs
         self.blocks, self.block, self.cost, self.spare = blocks, block, step_cost, spare
-        self.max_running, self.budget = max_running, budget
+        self.gate, self.max_running, self.budget = gate, max_running, budget
         self.prefix_cache, self.jump = prefix_cache, jump
         # What is reported.
         self.admitted, self.first, self.finish = [NAN] * count, [NAN] * count, [NAN] * count
@@ -250,12 +270,18 @@ class _Group:
         self.computed, self.generated, self.known = [0] * count, [0] * count, [0] * count
         self.offset, self.ends = [0] * count, [-1] * count
         self.since, self.last = [-1] * count, [NAN] * count
+        self.grants: dict[int, int] = {}  # generated tokens at which a request must leave
+        self.leaves: dict[int, int] = {}  # the iteration in which it does
         # The group.
         self.clock, self.step, self.coming = 0.0, 0, 0
-        self.waiting: deque[int] = deque()
+        ranked = gate is not None and gate.ranks is not None
+        self.waiting: deque[int] | _Ranked = _Ranked(gate.ranks, rows) if ranked else deque()
         self.running: dict[int, None] = {}  # in order of admission
         self.partial: int | None = None  # the one whose prompt is computed in part; always the last admitted
         self.blocked = False  # the head of the queue was refused, and nothing has left since
+        self.again: int | None = None  # iteration in which the rule is asked about it once more
+        self.leaving: list[tuple[int, int]] = []  # heap of (iteration, request) that its rule ends
+        self.lengths: list[int] = []  # of what has finished
         self.free = FreeBlocks(blocks)
         self.decoding = self.offsets = 0
         self.needs = [0] * (2 * block)
@@ -278,6 +304,8 @@ class _Group:
                     break
                 self.clock = arrival[self.coming]
                 continue
+            if self.blocked and self.again is not None and self.step >= self.again:
+                self.blocked = False
             plain = self.partial is None and (
                 not self.waiting or self.blocked or len(self.running) >= self.max_running
             )
@@ -299,6 +327,8 @@ class _Group:
         steps = heap[0][0] - self.step if self.jump else 1
         if steps // block * self.decoding + self.decoding > self.free.count:
             steps = min(steps, self._steps_in_memory())
+        if self.gate is not None:
+            steps = self._steps_in_rule(steps)
         if not steps or self.waiting or self.coming == len(self.arrival):
             return steps
         # The first iteration that ends when the next request is there.
@@ -315,6 +345,14 @@ class _Group:
             else:
                 high, after = guess, at
         return high
+
+    def _steps_in_rule(self, steps: int) -> int:
+        """Iterations until the rule has something to say."""
+        if self.blocked and self.again is not None:
+            steps = min(steps, self.again - self.step)
+        while self.leaving and self.leaves[self.leaving[0][1]] != self.leaving[0][0]:
+            heappop(self.leaving)
+        return min(steps, self.leaving[0][0] - self.step) if self.leaving else steps
 
     def _span(self, steps: int) -> float:
         return self.cost.span(self.decoding, self.offsets + self.decoding * self.step, steps)
@@ -343,7 +381,8 @@ class _Group:
 
     def _iterate(self) -> None:
         """One iteration: running requests first, then the prompt in part, then the queue."""
-        evicted = self._grow()
+        evicted = self._outgrown()
+        evicted = self._grow() or evicted
         decoding, cached = self.decoding, self.offsets + self.decoding * self.step
         budget, prefilled = self.budget - decoding, 0
         prompts: list[tuple[int, int]] = []  # requests that compute a chunk, and its tokens
@@ -353,7 +392,7 @@ class _Group:
             need = self._blocks(self.computed[request] + tokens) - self._blocks(self.computed[request])
             if tokens and need > self.free.count:
                 evicted = True
-                self._evict()
+                self._evict(request)
             elif tokens:
                 self.free.take(need)
                 prompts.append((request, tokens))
@@ -402,21 +441,40 @@ class _Group:
         return -(-tokens // self.block)
 
     def _grow(self) -> bool:
-        """A block for each decoding request that needs one, evicting from the last; whether any was."""
-        need, served, evicted = self.needs[self.step % self.block], 0, False
+        """A block for each decoding request that needs one, evicting while there is none; whether any was."""
+        key, evicted = self.step % self.block, False
+        if self.gate is not None and self.gate.victim is not None:
+            # The rule may choose anybody, so it does before anybody is served.
+            while self.needs[key] > self.free.count:
+                self._evict(list(self.running)[self.gate.victim(self._view())])
+                evicted = True
+        served = 0
         while True:
-            taken = min(self.free.count, need - served)
+            taken = min(self.free.count, self.needs[key] - served)
             self.free.take(taken)
             served += taken
-            if served == need:
-                return evicted
-            self._evict()
+            if served == self.needs[key]:
+                break
+            self._evict(next(reversed(self.running)))  # not served: those before it come first
             evicted = True
-            need = self.needs[self.step % self.block]
+        if evicted and self.gate is not None:
+            self.gate.evicted(self._view(), self.step)
+        return evicted
 
-    def _evict(self) -> None:
-        """Take the memory of the request admitted last, and put it at the head of the queue."""
-        request, _ = self.running.popitem()
+    def _outgrown(self) -> bool:
+        """Evict whoever has made all the tokens that its rule grants; whether there was any."""
+        evicted = False
+        while self.leaving and self.leaving[0][0] <= self.step:
+            end, request = heappop(self.leaving)
+            if self.leaves.get(request) == end:
+                self._evict(request)
+                evicted = True
+        return evicted
+
+    def _evict(self, request: int) -> None:
+        """Take the memory of a request, and put it at the head of the queue."""
+        del self.running[request]
+        self.leaves.pop(request, None)
         if request == self.partial:
             self.partial = None
         else:
@@ -429,7 +487,10 @@ class _Group:
         self.known[request] = max(self.known[request], tokens)
         self.computed[request] = 0
         self.preemptions[request] += 1
-        self.waiting.appendleft(request)
+        if self.gate is not None and self.gate.to_back:
+            self.waiting.append(request)
+        else:
+            self.waiting.appendleft(request)
         self.blocked = False
 
     def _give(self, tokens: int, owner: int | None = None) -> None:
@@ -456,13 +517,16 @@ class _Group:
 
     def _admit(self, budget: int, prompts: list[tuple[int, int]]) -> None:
         """Requests from the head of the queue, while they fit."""
-        waiting, running = self.waiting, self.running
+        waiting, running, before = self.waiting, self.running, len(self.running)
         while waiting and budget > 0 and len(running) < self.max_running:
             request = waiting[0]
             tokens = self.inputs[request] + self.generated[request]
             # Blocks of its own that it finds are free ones too: it takes all that its tokens need.
             if self._blocks(tokens) + (self.spare if running else 0) > self.free.count:
-                self.blocked = True
+                self._refuse()
+                return
+            if self.gate is not None and not self._passes(request, len(running) - before):
+                self._refuse()
                 return
             waiting.popleft()
             running[request] = None
@@ -475,6 +539,37 @@ class _Group:
             if self.admitted[request] != self.admitted[request]:
                 self.admitted[request] = self.clock
 
+    def _refuse(self) -> None:
+        """The head of the queue waits until somebody leaves, or the rule may have changed its mind."""
+        patience = self.gate.patience if self.gate is not None else None
+        self.blocked, self.again = True, None if patience is None else self.step + patience
+
+    def _passes(self, request: int, fresh: int) -> bool:
+        """Ask the rule."""
+        candidate = Candidate(
+            int(self.rows[request]), self.inputs[request], self.generated[request], self.step
+        )
+        if self.running and not self.gate.admits(self._view(fresh), candidate):
+            return False
+        grant = self.gate.enters(candidate, len(self.running))
+        if grant is not None:
+            self.grants[request] = max(grant, self.generated[request] + 1)
+        return True
+
+    def _view(self, fresh: int = 0) -> Running:
+        """What a rule sees."""
+        ids, step = list(self.running), self.step
+        outputs, ends, generated, inputs = self.outputs, self.ends, self.generated, self.inputs
+        made = [outputs[r] - ends[r] + step if ends[r] >= 0 else generated[r] for r in ids]
+        return Running(
+            self.rows[ids],
+            np.array([inputs[r] for r in ids], dtype=np.int64),
+            np.array(made, dtype=np.int64),
+            fresh,
+            self.free.count,
+            self.lengths,
+        )
+
     def _token(self, request: int) -> None:
         """The end of a prompt: a token, and decoding from the next iteration on."""
         made = self.generated[request] = self.generated[request] + 1
@@ -485,6 +580,10 @@ class _Group:
         offset = self.offset[request] = self.computed[request] - self.step
         end = self.ends[request] = self.step + self.outputs[request] - made
         heappush(self.finishing, (end, request))
+        grant = self.grants.pop(request, None)
+        if grant is not None and grant < self.outputs[request]:
+            self.leaves[request] = self.step + grant - made
+            heappush(self.leaving, (self.leaves[request], request))
         self.since[request] = self.step
         self.decoding += 1
         self.offsets += offset
@@ -505,3 +604,5 @@ class _Group:
             self._give(self.computed[request])
             self.finish[request] = self.clock
             self.blocked = False
+            if self.gate is not None:
+                self.lengths.append(self.outputs[request])
