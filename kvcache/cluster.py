@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "GPU",
     "SERVICE_MODELS",
+    "CacheLayers",
     "Model",
     "OperatingPoint",
     "ParallelConfig",
@@ -107,6 +108,45 @@ class GPU:
         )
 
 
+def _whole(where: str, name: str, value: float) -> int:
+    """The value as an int, so that 4.0 GPUs are 4 in every label and flag."""
+    if isinstance(value, bool) or not np.isfinite(value) or value != int(value) or value < 1:
+        raise ValueError(f"{where}: {name} is {value}; expected a whole number >= 1")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class CacheLayers:
+    """Layers that keep the same of a token.
+
+    Parameters
+    ----------
+    layers : how many.
+    heads : key-value heads, which tensor parallelism splits; 1 for a latent vector.
+    head_size : numbers in a key and in a value of a head.
+    window : tokens that a sliding window keeps; None for all.
+    latent : numbers of the latent vector that latent attention keeps instead of keys and values.
+    """
+
+    layers: int
+    heads: int
+    head_size: int
+    window: int | None = None
+    latent: int = 0
+
+    def __post_init__(self) -> None:
+        names = ("layers", "heads", "head_size", *(() if self.window is None else ("window",)))
+        for name in names:
+            object.__setattr__(self, name, _whole("cache", name, getattr(self, name)))
+        if self.latent and self.heads != 1:
+            raise ValueError(f"cache: heads is {self.heads}; expected 1 with a latent vector")
+
+    @property
+    def numbers(self) -> int:
+        """Numbers that one layer keeps of a token."""
+        return self.latent or 2 * self.heads * self.head_size
+
+
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer, as far as its memory and its work matter.
@@ -116,7 +156,16 @@ class Model:
     name : label.
     layers, heads, kv_heads, head_size : shape of the attention; ``kv_heads`` divides ``heads``.
     parameters : number of weights.
-    bytes_per_weight, bytes_per_kv : bytes of a weight and of a cached number (2 for 16 bits).
+    bytes_per_weight, bytes_per_kv : bytes of a weight, on average, and of a cached number (2 for 16 bits).
+    cache : what the layers keep of a token where they differ or keep something else than keys and values;
+        all ``layers`` keep ``kv_heads`` x ``head_size`` keys and values by default.
+    state_bytes : bytes that a running request keeps whatever its length (linear attention).
+    active_parameters : weights that one token is multiplied with; all by default.
+    experts, experts_per_token, expert_parameters : of a mixture of experts: how many a layer has to choose
+        from, how many a token uses, and the weights of all of them in all layers.
+    hidden_size, vocabulary : width of a layer and number of tokens; 0 where unknown.
+    max_position : longest sequence the model takes; None where unknown.
+    source : name or folder under which kernel measurements know the model; None where there is none.
     """
 
     name: str
@@ -127,13 +176,21 @@ class Model:
     parameters: float
     bytes_per_weight: float = 2.0
     bytes_per_kv: float = 2.0
+    cache: tuple[CacheLayers, ...] = ()
+    state_bytes: float = 0.0
+    active_parameters: float | None = None
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_parameters: float = 0.0
+    hidden_size: int = 0
+    vocabulary: int = 0
+    max_position: int | None = None
+    source: str | None = None
 
     def __post_init__(self) -> None:
         where = f"model {self.name!r}"
         for name in ("layers", "heads", "kv_heads", "head_size"):
-            value = getattr(self, name)
-            if value != int(value) or value < 1:
-                raise ValueError(f"{where}: {name} is {value}; expected a whole number >= 1")
+            object.__setattr__(self, name, _whole(where, name, getattr(self, name)))
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{where}: kv_heads is {self.kv_heads}; expected a divisor of heads = {self.heads}"
@@ -144,6 +201,21 @@ class Model:
             bytes_per_weight=self.bytes_per_weight,
             bytes_per_kv=self.bytes_per_kv,
         )
+        if self.active_parameters is not None:
+            _positive(where, active_parameters=self.active_parameters)
+            if self.active_parameters > self.parameters:
+                raise ValueError(
+                    f"{where}: active_parameters is {self.active_parameters:g}; expected at most "
+                    f"parameters = {self.parameters:g}"
+                )
+        if not 0 <= self.experts_per_token <= self.experts:
+            raise ValueError(
+                f"{where}: experts_per_token is {self.experts_per_token}; expected within [0, experts = "
+                f"{self.experts}]"
+            )
+        for name in ("state_bytes", "expert_parameters"):
+            if not 0 <= getattr(self, name) < np.inf:
+                raise ValueError(f"{where}: {name} is {getattr(self, name)}; expected >= 0 and finite")
 
     @property
     def weight_bytes(self) -> float:
@@ -151,14 +223,34 @@ class Model:
         return self.parameters * self.bytes_per_weight
 
     @property
+    def cache_layers(self) -> tuple[CacheLayers, ...]:
+        """What each layer keeps of a token, in groups of like layers."""
+        return self.cache or (CacheLayers(self.layers, self.kv_heads, self.head_size),)
+
+    @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of keys and values of one token over all layers."""
-        return 2 * self.layers * self.kv_heads * self.head_size * self.bytes_per_kv
+        """Bytes that one more token keeps over all layers while no sliding window is full."""
+        return sum(group.layers * group.numbers for group in self.cache_layers) * self.bytes_per_kv
+
+    def request_bytes(self, tokens: float, tensor: int = 1) -> float:
+        """Bytes that a running request of that many tokens keeps on all ``tensor`` ranks together.
+
+        A rank keeps whole heads, so with more ranks than heads they are repeated, and a latent vector is
+        kept by every rank. A window keeps no more than its length.
+        """
+        numbers = sum(
+            group.layers
+            * group.numbers
+            * max(1.0, tensor / group.heads)
+            * (tokens if group.window is None else min(tokens, group.window))
+            for group in self.cache_layers
+        )
+        return numbers * self.bytes_per_kv + self.state_bytes
 
     @property
     def flops_per_token(self) -> float:
-        """alpha in equation 1: a multiplication and an addition per weight."""
-        return 2 * self.parameters
+        """alpha in equation 1: a multiplication and an addition per weight that the token meets."""
+        return 2 * (self.parameters if self.active_parameters is None else self.active_parameters)
 
     @classmethod
     def preset(cls, name: str) -> Model:
@@ -175,16 +267,24 @@ class Model:
 
 @dataclass(frozen=True)
 class ParallelConfig:
-    """Tensor parallel degree tau_k and pipeline parallel degree p_k of a serving group."""
+    """Tensor parallel degree tau_k and pipeline parallel degree p_k of a serving group.
+
+    Of a mixture of experts, ``expert`` of the ``tensor`` ranks hold different experts, and the rest split
+    each expert: 1 splits every expert over all ranks.
+    """
 
     tensor: int
     pipeline: int = 1
+    expert: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("tensor", "pipeline"):
-            value = getattr(self, name)
-            if value != int(value) or value < 1:
-                raise ValueError(f"parallel configuration: {name} is {value}; expected a whole number >= 1")
+        for name in ("tensor", "pipeline", "expert"):
+            object.__setattr__(self, name, _whole("parallel configuration", name, getattr(self, name)))
+        if self.tensor % self.expert:
+            raise ValueError(
+                f"parallel configuration: expert is {self.expert}; expected a divisor of tensor = "
+                f"{self.tensor}"
+            )
 
     @property
     def gpus(self) -> int:
@@ -193,8 +293,24 @@ class ParallelConfig:
 
     @property
     def name(self) -> str:
-        """Label such as ``TP4xPP1``."""
-        return f"TP{self.tensor}xPP{self.pipeline}"
+        """Label such as ``TP4xPP1``, with ``xEP4`` where experts are spread."""
+        return f"TP{self.tensor}xPP{self.pipeline}" + (f"xEP{self.expert}" if self.expert > 1 else "")
+
+    def check(self, model: Model) -> None:
+        """ValueError where an engine would refuse this split of the model, with the numbers."""
+        where = f"{self.name} with {model.name}"
+        if model.heads % self.tensor:
+            raise ValueError(f"{where}: {model.heads} heads; expected a multiple of TP = {self.tensor}")
+        for group in model.cache_layers:
+            if not group.latent and self.tensor % group.heads and group.heads % self.tensor:
+                raise ValueError(
+                    f"{where}: {group.heads} key-value heads; expected a divisor or a multiple of TP = "
+                    f"{self.tensor}"
+                )
+        if self.pipeline > model.layers:
+            raise ValueError(f"{where}: {model.layers} layers; expected at least PP = {self.pipeline}")
+        if self.expert > 1 and (model.experts == 0 or model.experts % self.expert):
+            raise ValueError(f"{where}: {model.experts} experts; expected a multiple of EP = {self.expert}")
 
 
 @dataclass(frozen=True)
@@ -223,8 +339,7 @@ class ServingConfig:
 
     def __post_init__(self) -> None:
         where = f"configuration {self.name!r}"
-        if self.gpus != int(self.gpus) or self.gpus < 1:
-            raise ValueError(f"{where}: gpus is {self.gpus}; expected a whole number >= 1")
+        object.__setattr__(self, "gpus", _whole(where, "gpus", self.gpus))
         _positive(where, kv_tokens=self.kv_tokens, decode_s_per_token=self.decode_s_per_token)
         for name in ("prefill_s_per_token", "overhead_s"):
             value = getattr(self, name)
@@ -260,6 +375,12 @@ class OperatingPoint:
             )
 
 
+def check_utilisation(value: float) -> None:
+    """ValueError unless the share of memory is within (0, 1]."""
+    if not 0 < value <= 1:
+        raise ValueError(f"memory utilisation is {value}; expected a share within (0, 1], such as 0.9")
+
+
 def kv_capacity(
     gpu: GPU,
     model: Model,
@@ -267,22 +388,28 @@ def kv_capacity(
     *,
     utilisation: float = MEMORY_UTILISATION,
     overhead_bytes: float = 0.0,
+    context: float = 1.0,
 ) -> float:
     """M_k, tokens: what the weights and a fixed overhead per GPU leave of the usable memory.
 
     Key-value heads are split over the tensor-parallel ranks; with more ranks than heads they are
-    repeated, so a token takes more.
+    repeated, so a token takes more. Where layers have sliding windows or a state per request, the bytes
+    of a token depend on ``context``, the tokens that a running request holds.
 
     Raises
     ------
     ValueError
-        When the weights do not fit, with the arithmetic.
+        When the weights do not fit, with the arithmetic; when the utilisation is not within (0, 1], the
+        overhead is negative, or an engine would refuse the split.
     """
+    parallel.check(model)
+    check_utilisation(utilisation)
+    if not 0 <= overhead_bytes < np.inf:
+        raise ValueError(f"overhead_bytes is {overhead_bytes}; expected >= 0 and finite")
     n = parallel.gpus
     usable = utilisation * n * gpu.memory_bytes
     left = usable - model.weight_bytes - n * overhead_bytes
-    copies = max(1.0, parallel.tensor / model.kv_heads)
-    tokens = left / (model.kv_bytes_per_token * copies)
+    tokens = left * context / model.request_bytes(context, parallel.tensor)
     if tokens < 1:
         raise ValueError(
             f"{parallel.name} with {model.name} on {gpu.name}: {utilisation:g} x {n} x "

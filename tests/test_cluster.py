@@ -70,13 +70,13 @@ def test_an_unknown_option_is_an_error_even_in_a_list():
 
 def test_equation_1_by_hand():
     gpu = GPU("toy", memory_bytes=10e9, flops=1e12, bandwidth=1e9, all_reduce_s=1e-3)
-    model = Model("toy", layers=2, heads=4, kv_heads=2, head_size=8, parameters=1e9)
+    model = Model("toy", layers=3, heads=4, kv_heads=2, head_size=8, parameters=1e9)
     config = serving_config(gpu, model, ParallelConfig(tensor=2, pipeline=3))
-    assert model.kv_bytes_per_token == 2 * 2 * 2 * 8 * 2
+    assert model.kv_bytes_per_token == 2 * 3 * 2 * 8 * 2
     assert config.gpus == 6
-    assert config.kv_tokens == (0.9 * 60e9 - 2e9) / 128
-    # p alpha L / C = 3 x 2e9 x 100 / 6e12, beta E[xi] / B = 2e9 x 10 / 2e9, N_L tau t_ar = 2 x 2 x 1e-3
-    assert config.service_time(100, 10) == pytest.approx(0.1 + 10 + 0.004)
+    assert config.kv_tokens == (0.9 * 60e9 - 2e9) / 192
+    # p alpha L / C = 3 x 2e9 x 100 / 6e12, beta E[xi] / B = 2e9 x 10 / 2e9, N_L tau t_ar = 3 x 2 x 1e-3
+    assert config.service_time(100, 10) == pytest.approx(0.1 + 10 + 0.006)
     alone = serving_config(gpu, model, ParallelConfig(1, 1))
     assert alone.overhead_s == 0
 
