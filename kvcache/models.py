@@ -429,7 +429,7 @@ def _bits(fields: _Fields, separate: Mapping, shape: _Shape) -> tuple[dict[str, 
         *(config.get("exclude_modules") or ()),
     ]
     patterns = {
-        "attention": r"(self_attn|attn|linear_attn)(\*|\.\*|\.\*\.\*)?$|self_attn\.(q|qkv|o|q_a|kv_a\w*)_proj",
+        "attention": r"attn(\*|\.\*)*$|self_attn\.(q|qkv|o|q_a|kv_a\w*)_proj",
         "shared": r"shared_expert(s)?(\*|\.\*|\.\w+)*$",
         "dense": r"\.mlp(\*|\.\*)?$|mlp\\?\.\(?gate\|up|mlp\.(gate_up|down|up)_proj",
         "experts": r"experts(\*|\.\*)?$",
