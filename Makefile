@@ -140,7 +140,7 @@ embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ 
 	@$(PY) -m kvcache.artifact.notebook embed $(NOTEBOOKS)
 
 lock: ## requirements.txt from pyproject.toml (needs uv)
-	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test \
+	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test --extra hardware \
 	  --custom-compile-command "make lock" pyproject.toml -o requirements.txt
 
 clean: ## remove what was built; data/raw and the environment stay

@@ -23,7 +23,6 @@ from types import ModuleType
 
 import numpy as np
 import pandas as pd
-import yaml
 from numpy.typing import NDArray
 
 from kvcache.cluster import GPU, Model, ParallelConfig, check_utilisation
@@ -184,6 +183,8 @@ def carried_gpus() -> Mapping[str, Mapping]:
     spec = find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
         return {}
+    import yaml  # comes with the extra
+
     sheets = Path(spec.origin).parent / "systems"
     return {
         path.stem: yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -447,37 +448,45 @@ def _quiet() -> Iterator[None]:
 
 @contextmanager
 def _known_as(model: Model) -> Iterator[str]:
-    """What to call the model: its source, or a folder with a config of the same shapes.
+    """What to call the model: a name that is known, or a folder with a config that is.
 
     Kernel times depend on shapes alone, so a plain model of an architecture that was not measured is looked
-    up as a Llama, and a plain mixture of experts as a Qwen3.
+    up as a Llama, and a plain mixture of experts as a Qwen3. One without a config is taken to have its
+    embedding and its head apart.
     """
-    from aiconfigurator_core.sdk.common import DefaultHFModels
+    from aiconfigurator_core.sdk.common import ARCHITECTURE_TO_MODEL_FAMILY, DefaultHFModels
 
-    if model.source is not None:
-        if Path(model.source).is_dir() or model.source in DefaultHFModels:
-            yield model.source
-            return
-        with tempfile.TemporaryDirectory() as folder:  # carried, but looked for on a hub by its name
-            shutil.copy(carried_models()[model.source], Path(folder, "config.json"))
-            yield folder
+    if model.source in DefaultHFModels:
+        yield model.source
         return
-    plain = not model.cache and not model.state_bytes and model.hidden_size and model.vocabulary
-    if not plain:
-        raise ValueError(f"{model.name}: no measured kernels for its layers, and no source to look it up by")
-    outside = (
-        model.expert_parameters
-        if model.experts
-        else model.parameters
-        - (
-            2 * model.vocabulary * model.hidden_size
-            + model.layers * model.hidden_size * 2 * model.head_size * (model.heads + model.kv_heads)
-        )
-    )
-    inner = round(outside / (3 * model.hidden_size * model.layers * max(1, model.experts)))
+    plain = not model.cache and not model.state_bytes
+    stand_in = "Qwen3MoeForCausalLM" if model.experts else "LlamaForCausalLM"
+    with tempfile.TemporaryDirectory() as folder:
+        if model.source is not None:
+            file = carried_models().get(model.source, Path(model.source) / "config.json")
+            config = json.loads(file.read_text(encoding="utf-8"))
+            if not set(config["architectures"]) & set(ARCHITECTURE_TO_MODEL_FAMILY):
+                config["architectures"] = [stand_in] if plain else config["architectures"]
+            quantised = Path(model.source) / "hf_quant_config.json"
+            if quantised.is_file():
+                shutil.copy(quantised, folder)
+        elif plain and model.hidden_size and model.vocabulary:
+            config = _config(model, stand_in)
+        else:
+            raise ValueError(
+                f"{model.name}: no measured kernels for its layers, and no config to find them by"
+            )
+        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
+        yield folder
+
+
+def _config(model: Model, architecture: str) -> dict:
+    attention = 2 * model.hidden_size * model.head_size * (model.heads + model.kv_heads)
+    rest = model.parameters - 2 * model.vocabulary * model.hidden_size - model.layers * attention
+    wide = model.expert_parameters / model.experts if model.experts else rest  # norms are less than a column
+    inner = int(wide / (3 * model.hidden_size * model.layers))
     config = {
-        "architectures": ["Qwen3MoeForCausalLM" if model.experts else "LlamaForCausalLM"],
-        "model_type": "qwen3_moe" if model.experts else "llama",
+        "architectures": [architecture],
         "hidden_size": model.hidden_size,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.heads,
@@ -495,9 +504,7 @@ def _known_as(model: Model) -> Iterator[str]:
             "moe_intermediate_size": inner,
             "decoder_sparse_step": 1,
         }
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config), encoding="utf-8")
-        yield folder
+    return config
 
 
 def _kernels(
@@ -522,6 +529,7 @@ def _kernels(
                 backend_version="current",
                 tp_size=parallel.tensor,
                 pp_size=parallel.pipeline,
+                **({} if model.bytes_per_kv == 1 else {"fmha_quant_mode": "bfloat16"}),
                 kvcache_quant_mode="fp8" if model.bytes_per_kv == 1 else "bfloat16",
                 **experts,
             )
@@ -529,10 +537,7 @@ def _kernels(
 
             data = resolve_query_version(gpu, engine, "current", None)
         except Exception as error:
-            raise ValueError(
-                f"{parallel.name} with {model.name} on {gpu} for {engine}: no measured kernels, "
-                f"{_first_sentence(error)}. carried_gpu({gpu!r}) in place of the name gives a roofline"
-            ) from error
+            raise _unmeasured(model, gpu, engine, parallel, error) from error
     longest = min(model.max_position or 131_072, 131_072)
     decode = cache(lambda b, c: handle.decode_step_latency(b, max(1, c - 2), 2) / 1e3)
 
@@ -560,14 +565,23 @@ def _kernels(
     source = f"aiconfigurator-core {version('aiconfigurator-core')}, {engine} {data} on {gpu}"
 
     def seconds(b: Floats, k: Floats, p: Floats) -> Floats:
-        with np.errstate(invalid="ignore"):  # the library leaves the processor's flag set; values are finite
-            return np.vectorize(one, otypes=[float])(b, k, p)
+        try:
+            with np.errstate(invalid="ignore"):  # the library leaves the flag set; the values are finite
+                return np.vectorize(one, otypes=[float])(b, k, p)
+        except Exception as error:
+            raise _unmeasured(model, gpu, engine, parallel, error) from error
 
     return seconds, Provenance("calibrated", source)
 
 
-def _first_sentence(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+def _unmeasured(
+    model: Model, gpu: str, engine: str, parallel: ParallelConfig, error: Exception
+) -> ValueError:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return ValueError(
+        f"{parallel.name} with {model.name} on {gpu} for {engine}: no measured kernels, {lines[0][:200]}. "
+        f"carried_gpu({gpu!r}) in place of the name gives a roofline"
+    )
 
 
 _ROOFLINE_SOURCE = Provenance("modelled", "roofline of the data sheet")
