@@ -81,7 +81,8 @@ def test_conda_installs_the_lock_on_the_same_pythons():
 
 def test_every_import_is_a_direct_dependency():
     allowed = {requirement.name for requirement in direct()}
-    for extra in map(Requirement, PROJECT["optional-dependencies"]["tokenizer"]):
+    extras = PROJECT["optional-dependencies"]
+    for extra in map(Requirement, (*extras["tokenizer"], *extras["hardware"])):
         allowed |= {extra.name, *extra.extras}
     found = set()
     for path in (ROOT / "kvcache").rglob("*.py"):
@@ -105,6 +106,8 @@ LAYERS = (
     ("traces",),
     ("digests",),
     ("ambiguity", "cluster", "queueing"),
+    ("engine", "models"),
+    ("kernels",),
     ("instance",),
     ("instances", "policy"),
     ("deployment", "solvers"),
