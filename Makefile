@@ -40,7 +40,7 @@ BUILD := build/$(PROFILE)
 EXECUTED := $(NAMES:%=$(BUILD)/%.ipynb)
 # The ledger reads the tables of all the others.
 LEDGER := $(filter %_claims.ipynb,$(EXECUTED))
-PACKAGE := $(wildcard kvcache/*.py kvcache/*/*.py kvcache/data/*)
+PACKAGE := $(wildcard $(addprefix kvcache/,*.py */*.py */*/*.py */*/*/*.py data/* paper/data/*))
 DATA := $(wildcard data/digests/* data/sources.toml)
 BENCHES := $(sort $(wildcard tests/bench_*.py))
 
@@ -89,18 +89,18 @@ build/.environment: requirements.txt pyproject.toml
 	@mkdir -p build && touch $@
 
 data: $(READY) ## download the original traces (resumes, verifies) and rebuild the digests from them
-	$(PY) -m kvcache.traces.download --raw $(RAW)
-	$(PY) -m kvcache.digests build --raw $(RAW)
+	$(PY) -m kvcache.paper.digests.download --raw $(RAW)
+	$(PY) -m kvcache.paper.digests build --raw $(RAW)
 
 digests: $(READY) ## reduce the traces in RAW= to data/digests
-	$(PY) -m kvcache.digests build --raw $(RAW)
+	$(PY) -m kvcache.paper.digests build --raw $(RAW)
 
 notebooks: $(READY) $(EXECUTED) ## run the notebooks that are out of date, into build/PROFILE
 
 $(NAMES): %: $(BUILD)/%.ipynb
 
 $(EXECUTED): $(BUILD)/%.ipynb: notebooks/%.ipynb $(PACKAGE) $(DATA) requirements.txt | $(READY)
-	@$(PY) -m kvcache.artifact.notebook run $< --profile $(PROFILE)
+	@$(PY) -m kvcache.paper.pages.notebook run $< --profile $(PROFILE)
 
 $(LEDGER): $(filter-out $(LEDGER),$(EXECUTED))
 
@@ -108,7 +108,7 @@ reproduce: $(BUILD)/claims.txt ## everything, then the claims; PROFILE=full runs
 	@echo "reproduce: profile $(PROFILE) is up to date; notebooks and claims.txt are in $(BUILD)"
 
 $(BUILD)/claims.txt: $(EXECUTED) | $(READY)
-	@$(PY) -m kvcache.artifact.summary $@ $(EXECUTED) --profile $(PROFILE)
+	@$(PY) -m kvcache.paper.pages.summary $@ $(EXECUTED) --profile $(PROFILE)
 
 # The committed notebooks run again with their tables and figures going to build/nbval.
 # Bars are off, as the committed notebooks show none and nbval compares what is printed.
@@ -129,15 +129,15 @@ lint: $(READY) ## ruff: rules and format
 	$(PY) -m ruff format --check .
 
 readme: $(READY) ## write the numbers in README.md and docs/assumptions.md from data/results
-	$(PY) -m kvcache.assumptions docs/assumptions.md
-	$(PY) -m kvcache.artifact.readme README.md
+	$(PY) -m kvcache.paper.assumptions docs/assumptions.md
+	$(PY) -m kvcache.paper.pages.readme README.md
 
 report: $(READY) $(EXECUTED) ## static HTML report of the executed notebooks, in build/PROFILE/report
-	@$(PY) -m kvcache.artifact.report $(EXECUTED) --profile $(PROFILE)
+	@$(PY) -m kvcache.paper.pages.report $(EXECUTED) --profile $(PROFILE)
 
 embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ (they are committed executed)
 	@test $(PROFILE) = quick || { echo "embed: the committed notebooks show PROFILE=quick" >&2; exit 1; }
-	@$(PY) -m kvcache.artifact.notebook embed $(NOTEBOOKS)
+	@$(PY) -m kvcache.paper.pages.notebook embed $(NOTEBOOKS)
 
 lock: ## requirements.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test --extra hardware \

@@ -2,24 +2,22 @@
 
 In reading order:
 
-- the model: `lengths`, `ambiguity`, `cluster`, `queueing`, `instance`, `instances`, `policy`;
-- `solvers`: `solve` by branch and bound, by Algorithm 1 or by a general MIP solver;
-- policies at work: `baselines`, `engines`, `replay`, `rolling`, `deployment`;
-- `traces` and `digests`: from raw files to counts per length;
-- `paper`, `assumptions`: what the paper says, and what is chosen where it is silent;
-- `studies`: the tables of the notebooks; `plots`: their figures; `claims`: the verdicts;
-- `artifact`: from notebooks to a reproduction; `files`, `results`: where things are kept.
+- `lengths`: the currency, a distribution of output lengths; `traces`: from raw files to lengths;
+- `ambiguity`: how much to reserve for one class, in closed form;
+- `hardware`, `queueing`, `problem`, `policy`: groups of GPUs, waits, the joint problem and
+  what a policy costs;
+- `solvers`: the best policy, with a proof;
+- `replay`: what a policy is worth on drawn requests; `rolling`: reservations that follow a drift;
+- `deployment`: what to start.
 
-The first four parts are all that an operator needs; the rest makes the reproduction.
+`files` writes files whole or not at all. `kvcache.paper` is the reproduction, which none of these imports.
 """
 
-from kvcache import instances
 from kvcache.ambiguity import Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf
-from kvcache.cluster import GPU, Model, ParallelConfig, ServingConfig
-from kvcache.digests import digest_windows, list_digests, load_digest, load_digests, load_prefix_stats
-from kvcache.instance import Costs, Instance, RequestClass
+from kvcache.hardware import GPU, Model, ParallelConfig, ServingConfig
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, Solution, evaluate
+from kvcache.problem import Costs, Problem, RequestClass
 from kvcache.rolling import Rolling, adaptive
 from kvcache.solvers import solve
 from kvcache.traces import Trace, TraceError, read_trace, reduce_trace
@@ -29,11 +27,11 @@ __all__ = [
     "CVaR",
     "Contamination",
     "Costs",
-    "Instance",
     "LengthDistribution",
     "Model",
     "ParallelConfig",
     "Policy",
+    "Problem",
     "RequestClass",
     "Rolling",
     "ScaleShift",
@@ -44,13 +42,7 @@ __all__ = [
     "Wasserstein1",
     "WassersteinInf",
     "adaptive",
-    "digest_windows",
     "evaluate",
-    "instances",
-    "list_digests",
-    "load_digest",
-    "load_digests",
-    "load_prefix_stats",
     "read_trace",
     "reduce_trace",
     "solve",

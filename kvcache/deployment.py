@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pandas as pd
 
-from kvcache.cluster import ParallelConfig
-from kvcache.instance import Instance
+from kvcache.hardware import ParallelConfig
 from kvcache.policy import Policy, evaluate
+from kvcache.problem import Problem
 
 __all__ = ["ENGINES", "group_table", "launch_arguments", "routing_table"]
 
@@ -27,7 +27,7 @@ ENGINES = {
 }
 
 
-def group_table(instance: Instance, policy: Policy) -> pd.DataFrame:
+def group_table(problem: Problem, policy: Policy) -> pd.DataFrame:
     """The serving groups in use, one row per configuration.
 
     An engine does not reserve per request, but it does limit how many run at once. ``max_running`` is the
@@ -42,15 +42,15 @@ def group_table(instance: Instance, policy: Policy) -> pd.DataFrame:
         (tokens of a request in service, cached prefix taken off), ``running`` (requests in service in a
         group on average, by Little's law), ``max_running``, ``utilisation`` (v_k), ``caches_prefixes``.
     """
-    measured = evaluate(instance, policy)
+    measured = evaluate(problem, policy)
     rows = []
     for k in np.flatnonzero(policy.groups):
-        config = instance.configs[k]
-        running = instance.offered_loads[:, k] * policy.routing[:, k] / policy.groups[k]
+        config = problem.configs[k]
+        running = problem.offered_loads[:, k] * policy.routing[:, k] / policy.groups[k]
         cached = policy.prefix_cache[:, k]
-        held = policy.reservations - cached * instance.prefix_tokens
+        held = policy.reservations - cached * problem.prefix_tokens
         mean = float(running @ held / running.sum()) if running.any() else float("nan")
-        room = config.kv_tokens - float(cached @ instance.prefix_tokens)
+        room = config.kv_tokens - float(cached @ problem.prefix_tokens)
         rows.append(
             {
                 "config": config.name,
@@ -67,17 +67,17 @@ def group_table(instance: Instance, policy: Policy) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def routing_table(instance: Instance, policy: Policy) -> pd.DataFrame:
+def routing_table(problem: Problem, policy: Policy) -> pd.DataFrame:
     """Where each class goes: ``class``, ``reservation`` (tokens), ``rejected``, a share per configuration."""
     used = np.flatnonzero(policy.groups)
     table = pd.DataFrame(
         {
-            "class": [c.name for c in instance.classes],
+            "class": [c.name for c in problem.classes],
             "reservation": policy.reservations,
             "rejected": np.maximum(1 - policy.admission, 0.0),
         }
     )
-    return table.assign(**{instance.configs[k].name: policy.routing[:, k] for k in used})
+    return table.assign(**{problem.configs[k].name: policy.routing[:, k] for k in used})
 
 
 def launch_arguments(groups: pd.DataFrame, engine: str) -> dict[str, str]:

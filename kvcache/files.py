@@ -1,4 +1,4 @@
-"""Where the project's files lie, and how one is written so that it appears whole or not at all."""
+"""How a file is written so that it appears whole or not at all."""
 
 from __future__ import annotations
 
@@ -7,38 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_path", "output_root", "project_root"]
-
-
-def project_root() -> Path:
-    """The folder that holds ``data/``, ``notebooks/`` and this package.
-
-    It is ``KVCACHE_ROOT`` where that is set, else the folder above the package; an installed copy
-    of the package has no project around it and falls back on the current folder.
-
-    Raises
-    ------
-    NotADirectoryError
-        When ``KVCACHE_ROOT`` names no folder.
-    """
-    named = os.environ.get("KVCACHE_ROOT")
-    if named:
-        root = Path(named).resolve()
-        if not root.is_dir():
-            raise NotADirectoryError(f"KVCACHE_ROOT is {named}; expected an existing folder")
-        return root
-    above = Path(__file__).resolve().parent.parent
-    return above if (above / "pyproject.toml").is_file() else Path.cwd()
-
-
-def output_root() -> Path:
-    """The folder under which ``data/results/`` and ``figures/`` are written.
-
-    It is the project itself, unless ``KVCACHE_OUTPUT`` names another: the tests run the committed
-    notebooks that way and leave the tree as it was.
-    """
-    named = os.environ.get("KVCACHE_OUTPUT")
-    return Path(named).resolve() if named else project_root()
+__all__ = ["atomic_path"]
 
 
 @contextmanager

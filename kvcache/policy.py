@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvcache.instance import Instance
+from kvcache.problem import Problem
 from kvcache.queueing import wait_at
 
 __all__ = ["Evaluation", "Policy", "Solution", "evaluate", "repaired"]
@@ -69,24 +69,24 @@ class Policy:
     @classmethod
     def of(
         cls,
-        instance: Instance,
+        problem: Problem,
         groups: ArrayLike,
         eta: ArrayLike,
         routing: ArrayLike,
         prefix_cache: ArrayLike,
     ) -> Policy:
-        """From output reservations eta (tokens), with the instance's labels.
+        """From output reservations eta (tokens), with the problem's labels.
 
         Prefix caching on a configuration without groups means nothing and is dropped.
         """
         groups = np.asarray(groups)
         return cls(
             groups=groups,
-            reservations=instance.input_tokens + np.asarray(eta, dtype=float),
+            reservations=problem.input_tokens + np.asarray(eta, dtype=float),
             routing=routing,
             prefix_cache=np.asarray(prefix_cache, dtype=bool) & (groups > 0)[None, :],
-            class_names=tuple(c.name for c in instance.classes),
-            config_names=tuple(k.name for k in instance.configs),
+            class_names=tuple(c.name for c in problem.classes),
+            config_names=tuple(k.name for k in problem.configs),
         )
 
     @property
@@ -158,7 +158,7 @@ class Evaluation:
         return self.violation <= FEASIBILITY_TOLERANCE
 
 
-def evaluate(instance: Instance, policy: Policy) -> Evaluation:
+def evaluate(problem: Problem, policy: Policy) -> Evaluation:
     """Objective and constraint slacks of a policy: the only place where they are computed.
 
     Terms (cost per second): ``gpu``, ``reservation`` (worst-case preemption and waste), ``slo``,
@@ -169,56 +169,56 @@ def evaluate(instance: Instance, policy: Policy) -> Evaluation:
     """
     z = policy.groups.astype(float)
     pi, delta = policy.routing, policy.prefix_cache
-    if pi.shape != (len(instance.classes), len(instance.configs)):
+    if pi.shape != (len(problem.classes), len(problem.configs)):
         raise ValueError(
-            f"policy is for {pi.shape} classes x configurations; the instance has "
-            f"{(len(instance.classes), len(instance.configs))}"
+            f"policy is for {pi.shape} classes x configurations; the problem has "
+            f"{(len(problem.classes), len(problem.configs))}"
         )
-    eta = policy.reservations - instance.input_tokens
+    eta = policy.reservations - problem.input_tokens
     admitted = pi.sum(axis=1)
-    costs = instance.costs
+    costs = problem.costs
 
     deployed = z > 0
     per_group = np.where(deployed, pi / np.where(deployed, z, 1.0), 0.0)
-    concurrent = instance.offered_loads * per_group
-    held = policy.reservations[:, None] - delta * instance.prefix_tokens[:, None]
+    concurrent = problem.offered_loads * per_group
+    held = policy.reservations[:, None] - delta * problem.prefix_tokens[:, None]
     requests = (concurrent * held).sum(axis=0)
-    prefixes = np.where(deployed, instance.prefix_tokens @ delta, 0.0)
-    utilisation = (requests + prefixes) / instance.kv_tokens
+    prefixes = np.where(deployed, problem.prefix_tokens @ delta, 0.0)
+    utilisation = (requests + prefixes) / problem.kv_tokens
     serving = deployed & (pi.sum(axis=0) > 0)
     stable = utilisation < 1
-    waits = wait_at(np.maximum(utilisation, 0.0), instance.queueing_factors)
+    waits = wait_at(np.maximum(utilisation, 0.0), problem.queueing_factors)
 
-    response = np.where(pi > 0, pi * (np.where(pi > 0, waits[None, :], 0.0) + instance.service_times), 0.0)
-    tardiness = np.maximum(response.sum(axis=1) - admitted * instance.latency_slos, 0.0)
-    inside = np.clip(eta, 0.0, instance.max_output_tokens)
-    worst_case = np.array([instance.worst_case(i, float(e)) for i, e in enumerate(inside)])
-    rates = instance.arrival_rates
+    response = np.where(pi > 0, pi * (np.where(pi > 0, waits[None, :], 0.0) + problem.service_times), 0.0)
+    tardiness = np.maximum(response.sum(axis=1) - admitted * problem.latency_slos, 0.0)
+    inside = np.clip(eta, 0.0, problem.max_output_tokens)
+    worst_case = np.array([problem.worst_case(i, float(e)) for i, e in enumerate(inside)])
+    rates = problem.arrival_rates
     late = tardiness[tardiness > 0] @ rates[tardiness > 0] if costs.slo > 0 else 0.0
     terms = {
-        "gpu": float(costs.gpu * (z @ instance.group_gpus)),
+        "gpu": float(costs.gpu * (z @ problem.group_gpus)),
         "reservation": float(rates @ (admitted * worst_case)),
         "slo": float(costs.slo * late) if costs.slo > 0 else 0.0,
         "rejection": float(costs.rejection * (rates @ (1 - admitted))),
     }
-    budget = max(instance.gpus, 1)
-    bound = np.maximum(instance.max_output_tokens, 1.0)
+    budget = max(problem.gpus, 1)
+    bound = np.maximum(problem.max_output_tokens, 1.0)
     slacks = {
-        "gpus": np.array([(instance.gpus - z @ instance.group_gpus) / budget]),
+        "gpus": np.array([(problem.gpus - z @ problem.group_gpus) / budget]),
         "deployed": z[None, :] - pi,
         "admission": 1 - admitted,
         "routing": pi,
         "memory": np.where(
-            deployed, 1 - ((1 + instance.headroom) * requests + prefixes) / instance.kv_tokens, 0.0
+            deployed, 1 - ((1 + problem.headroom) * requests + prefixes) / problem.kv_tokens, 0.0
         ),
-        "reservation": np.minimum(eta, instance.max_output_tokens - eta) / bound,
+        "reservation": np.minimum(eta, problem.max_output_tokens - eta) / bound,
         "stable": np.where(serving & ~stable, -1.0, 0.0),
     }
     return Evaluation(terms, slacks, utilisation, waits, tardiness, worst_case)
 
 
 def repaired(
-    instance: Instance,
+    problem: Problem,
     groups: ArrayLike,
     eta: ArrayLike,
     routing: ArrayLike,
@@ -235,14 +235,14 @@ def repaired(
     """
     groups = np.asarray(groups)
     deployed = groups > 0
-    eta = np.clip(np.asarray(eta, dtype=float), 0.0, instance.max_output_tokens)
+    eta = np.clip(np.asarray(eta, dtype=float), 0.0, problem.max_output_tokens)
     delta = np.asarray(prefix_cache, dtype=bool) & deployed
     routing = np.clip(np.asarray(routing, dtype=float), 0.0, 1.0) * deployed
     routing = routing / np.maximum(routing.sum(axis=1, keepdims=True), 1.0)
-    concurrent = (1 + instance.headroom) * instance.offered_loads * routing
-    prompts = (concurrent * (instance.input_tokens[:, None] - delta * instance.prefix_tokens[:, None])).sum(0)
+    concurrent = (1 + problem.headroom) * problem.offered_loads * routing
+    prompts = (concurrent * (problem.input_tokens[:, None] - delta * problem.prefix_tokens[:, None])).sum(0)
     outputs = (concurrent * eta[:, None]).sum(axis=0)
-    free = groups * (instance.kv_tokens - instance.prefix_tokens @ delta)
+    free = groups * (problem.kv_tokens - problem.prefix_tokens @ delta)
     over = prompts + outputs > free
     if trim and over.any():
         share = np.min((free - prompts)[over] / np.where(outputs > 0, outputs, np.inf)[over])
@@ -251,7 +251,7 @@ def repaired(
             over = prompts + outputs > free * (1 + 1e-15)
     needed = prompts + outputs
     shrink = np.where(over, np.maximum(free, 0.0) / np.where(needed > 0, needed, 1.0), 1.0)
-    return Policy.of(instance, groups, eta, routing * shrink, delta)
+    return Policy.of(problem, groups, eta, routing * shrink, delta)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +286,7 @@ class Solution:
     @classmethod
     def of(
         cls,
-        instance: Instance,
+        problem: Problem,
         policy: Policy,
         *,
         seconds: float,
@@ -298,7 +298,7 @@ class Solution:
         certificate: object = None,
     ) -> Solution:
         """The solution with its objective taken from :func:`evaluate`."""
-        result = evaluate(instance, policy)
+        result = evaluate(problem, policy)
         return cls(
             policy,
             result.objective,

@@ -26,9 +26,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.instance import Instance
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy
+from kvcache.problem import Problem
 from kvcache.queueing import mean_residual, wait_at
 
 __all__ = ["PREEMPTION_FACTOR", "UTILISATION_CAP", "Replay", "Reserver", "Workload", "replay"]
@@ -209,7 +209,7 @@ def _weighted_quantiles(values: Floats, weights: Floats, levels: Sequence[float]
 
 
 def replay(
-    instance: Instance,
+    problem: Problem,
     policy: Policy,
     workload: Workload,
     *,
@@ -222,9 +222,9 @@ def replay(
 
     Parameters
     ----------
-    instance : rates, prompts, deadlines, costs and configurations; its length distributions are not used.
+    problem : rates, prompts, deadlines, costs and configurations; its length distributions are not used.
     policy : groups, routing, prefix caching, and the reservations unless a ``reserver`` is given.
-    workload : one row of lengths per class of the instance.
+    workload : one row of lengths per class of the problem.
     reserver : online reservation rule, asked once per class and ``window`` requests.
     preemption_factor : service time of a preempted request over the undisturbed one, >= 1.
     cap : utilisation in (0, 1) beyond which waits are not evaluated.
@@ -232,10 +232,10 @@ def replay(
     Raises
     ------
     ValueError
-        If workload, policy and instance differ in their classes or configurations, or a parameter is
+        If workload, policy and problem differ in their classes or configurations, or a parameter is
         out of range.
     """
-    shape = (len(instance.classes), len(instance.configs))
+    shape = (len(problem.classes), len(problem.configs))
     if policy.routing.shape != shape:
         raise ValueError(f"policy is for {policy.routing.shape} classes x configurations; expected {shape}")
     if workload.lengths.shape[0] != shape[0]:
@@ -248,7 +248,7 @@ def replay(
         raise ValueError(f"window: {window}; expected at least one request")
 
     classes, requests = workload.lengths.shape
-    rates, inputs, prefixes = instance.arrival_rates, instance.input_tokens, instance.prefix_tokens
+    rates, inputs, prefixes = problem.arrival_rates, problem.input_tokens, problem.prefix_tokens
     eta = _reservations(policy, inputs, workload, reserver, window).ravel()
     xi = workload.lengths.ravel()
     cls = np.repeat(np.arange(classes), requests)
@@ -259,16 +259,16 @@ def replay(
         ]
     )
     chosen[(chosen >= 0) & (policy.groups[chosen] == 0)] = -1
-    oversized = (chosen >= 0) & (inputs[cls] + xi > instance.kv_tokens[chosen])
+    oversized = (chosen >= 0) & (inputs[cls] + xi > problem.kv_tokens[chosen])
 
     # From here on: one entry per served request.
     on = np.flatnonzero((chosen >= 0) & ~oversized)
     i, k, xi, eta = cls[on], chosen[on], xi[on], eta[on]
     rate = rates[i] / requests
     preempted = xi > eta
-    prefill = np.array([c.prefill_s_per_token for c in instance.configs])
-    decode = np.array([c.decode_s_per_token for c in instance.configs])
-    overhead = np.array([c.overhead_s for c in instance.configs])
+    prefill = np.array([c.prefill_s_per_token for c in problem.configs])
+    decode = np.array([c.decode_s_per_token for c in problem.configs])
+    overhead = np.array([c.overhead_s for c in problem.configs])
     service = prefill[k] * inputs[i] + decode[k] * xi + overhead[k]
     service = np.where(preempted, preemption_factor * service, service)
 
@@ -281,7 +281,7 @@ def replay(
     groups = policy.groups
     held = inputs[i] + eta - policy.prefix_cache[i, k] * prefixes[i]
     cached = np.where(groups > 0, prefixes @ policy.prefix_cache, 0.0)
-    utilisation = (per_config(rate * service * held) / np.maximum(groups, 1) + cached) / instance.kv_tokens
+    utilisation = (per_config(rate * service * held) / np.maximum(groups, 1) + cached) / problem.kv_tokens
     flow = per_config(rate)
     busy = flow > 0
     per_request = np.where(busy, flow, 1.0)
@@ -294,27 +294,27 @@ def replay(
     latency = waits[k] + service
     used, wasted = np.minimum(xi, eta), np.maximum(eta - xi, 0.0)
     overflow = np.maximum(xi - eta, 0.0)
-    costs = instance.costs
+    costs = problem.costs
     served = np.bincount(i * shape[1] + k, minlength=shape[0] * shape[1]).reshape(shape)
     share = served.sum(axis=1) / requests
-    tardiness = np.maximum(per_class(latency) / requests - share * instance.latency_slos, 0.0)
+    tardiness = np.maximum(per_class(latency) / requests - share * problem.latency_slos, 0.0)
     reservation = float(rate @ (costs.preemption * overflow + costs.waste * wasted))
     terms = {
-        "gpu": float(costs.gpu * (groups @ instance.group_gpus)),
+        "gpu": float(costs.gpu * (groups @ problem.group_gpus)),
         "reservation": reservation,
         "slo": float(costs.slo * (rates @ tardiness)),
         "rejection": float(costs.rejection * (rates @ (1 - share))),
     }
     arrivals, admitted = float(rates.sum()), float(rate.sum())
-    late = latency > instance.latency_slos[i]
+    late = latency > problem.latency_slos[i]
     p50, p95, p99 = _weighted_quantiles(latency, rate, (0.5, 0.95, 0.99))
 
     def mean(values: Floats) -> float:
         return float(rate @ values / admitted) if admitted > 0 else float("nan")
 
     return Replay(
-        class_names=tuple(c.name for c in instance.classes),
-        config_names=tuple(c.name for c in instance.configs),
+        class_names=tuple(c.name for c in problem.classes),
+        config_names=tuple(c.name for c in problem.configs),
         arrived=np.full(classes, requests),
         rejected=requests - served.sum(axis=1),
         oversized=np.bincount(cls[oversized], minlength=classes),
@@ -326,7 +326,7 @@ def replay(
         overflow=per_class(overflow),
         utilisation=utilisation,
         waits=waits,
-        unstable=tuple(c.name for c, bad in zip(instance.configs, unstable, strict=True) if bad),
+        unstable=tuple(c.name for c, bad in zip(problem.configs, unstable, strict=True) if bad),
         terms=terms,
         reservation_cost=reservation / arrivals,
         cost_per_arrival=sum(terms.values()) / arrivals,
@@ -339,5 +339,5 @@ def replay(
         mean_latency=mean(latency),
         mean_wait=mean(waits[k]),
         goodput=float(rate @ ~late),
-        gpus=int(groups @ instance.group_gpus),
+        gpus=int(groups @ problem.group_gpus),
     )

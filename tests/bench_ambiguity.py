@@ -7,8 +7,11 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import eye_array, hstack, vstack
 
-from kvcache import LengthDistribution, Wasserstein1, evaluate, instances, load_digest, solve
+from kvcache import LengthDistribution, Wasserstein1, evaluate
 from kvcache.ambiguity import _KNOWN
+from kvcache.paper import builders
+from kvcache.paper.digests import load_digest
+from kvcache.paper.methods import solve
 
 N, UPPER, C_P, C_W = 2000, 4096, 10.0, 1.0
 
@@ -68,9 +71,9 @@ def test_closed_form_is_a_thousand_times_faster_than_the_program():
 def test_partial_sums_of_a_distribution_are_computed_once():
     """The worst case at one reservation, and an evaluation at new ones, with the sums kept and made anew."""
     dist, ball = load_digest("burstgpt-week1"), Wasserstein1(0.15, relative=True)
-    x = instances.scalability(15, 12, 2000, 48, seed=0)
+    x = builders.scalability(15, 12, 2000, 48, seed=0)
     start = solve(x, "bcd", block3="literal").policy
-    # Values at reservations once seen are kept by the instance: every policy has its own.
+    # Values at reservations once seen are kept by the problem: every policy has its own.
     policies = [replace(start, reservations=start.reservations - 0.01 * n) for n in range(200)]
 
     def evaluations():

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvcache import evaluate, instances, solve
-from kvcache.studies.solvers import online
+from kvcache import evaluate
+from kvcache.paper import builders
+from kvcache.paper.experiments.solvers import online
+from kvcache.paper.methods import solve
 
 LARGE = (15, 12, 2000, 48)
 
@@ -28,9 +30,9 @@ def show(what, solution, seconds):
     )
 
 
-@pytest.mark.parametrize("size", instances.TABLE3_SIZES[:5], ids=str)
+@pytest.mark.parametrize("size", builders.TABLE3_SIZES[:5], ids=str)
 def test_small_sizes_are_certified_to_1e_4(size):
-    x = instances.scalability(*size, seed=0)
+    x = builders.scalability(*size, seed=0)
     solution, seconds = timed(lambda: solve(x, gap=1e-4, time_limit=60))
     show(x.name, solution, seconds)
     assert solution.gap <= 1e-4
@@ -38,7 +40,7 @@ def test_small_sizes_are_certified_to_1e_4(size):
 
 
 def test_10x8x1000_is_certified_to_1e_3():
-    x = instances.scalability(*instances.TABLE3_SIZES[5], seed=0)
+    x = builders.scalability(*builders.TABLE3_SIZES[5], seed=0)
     solution, seconds = timed(lambda: solve(x, gap=1e-3, time_limit=120))
     show(x.name, solution, seconds)
     assert solution.gap <= 1e-3
@@ -47,7 +49,7 @@ def test_10x8x1000_is_certified_to_1e_3():
 
 @pytest.mark.parametrize("load", [0.2, 0.6, 1.0, 2.0])
 def test_15x12x2000_is_certified_to_1e_3(load):
-    x = instances.scalability(*LARGE, seed=0, load=load)
+    x = builders.scalability(*LARGE, seed=0, load=load)
     solution, seconds = timed(lambda: solve(x, gap=1e-3, time_limit=180))
     show(f"{x.name} at load {load:g}", solution, seconds)
     assert solution.gap <= 1e-3
@@ -56,7 +58,7 @@ def test_15x12x2000_is_certified_to_1e_3(load):
 
 @pytest.mark.timeout(600)
 def test_50x24_with_44_million_requests_per_class():
-    x = instances.scalability(50, 24, 44_000_000, 512, seed=0)
+    x = builders.scalability(50, 24, 44_000_000, 512, seed=0)
     solution, seconds = timed(lambda: solve(x, gap=2e-2, time_limit=300))
     show(x.name, solution, seconds)
     assert solution.gap <= 2e-2
@@ -66,7 +68,7 @@ def test_50x24_with_44_million_requests_per_class():
 @pytest.mark.timeout(900)
 def test_fast_algorithm_1_against_one_theta_per_sample():
     """The literal reading of Block 3, so that the N-variable programs are few enough to wait for."""
-    x = instances.scalability(*LARGE, seed=0)
+    x = builders.scalability(*LARGE, seed=0)
     fast, quick = timed(lambda: solve(x, "bcd", block3="literal"))
     slow, long = timed(lambda: solve(x, "bcd", block3="literal", literal=True))
     print(
@@ -79,7 +81,7 @@ def test_fast_algorithm_1_against_one_theta_per_sample():
 
 
 def test_algorithm_1_at_full_size():
-    x = instances.scalability(*LARGE, seed=0)
+    x = builders.scalability(*LARGE, seed=0)
     solution, seconds = timed(lambda: solve(x, "bcd"))
     print(
         f"\n{x.name}, Algorithm 1 with Block 3 resolved: {seconds:.2f} s, cost {solution.objective:,.1f}",
@@ -92,7 +94,7 @@ def test_algorithm_1_at_full_size():
 def test_algorithm_1_on_512_gpus_and_24_configurations():
     """Both readings of Block 3 beside what the certified solver finds and proves in a minute."""
     for load in (0.6, 1.0, 2.0):
-        x = instances.scalability(50, 24, 44_000_000, 512, seed=0, load=load)
+        x = builders.scalability(50, 24, 44_000_000, 512, seed=0, load=load)
         certified = solve(x, gap=1e-3, time_limit=60)
         for block3 in ("literal", "resolve"):
             solution, seconds = timed(lambda x=x, block3=block3: solve(x, "bcd", block3=block3))
@@ -110,7 +112,7 @@ def test_algorithm_1_on_512_gpus_and_24_configurations():
 
 @pytest.mark.timeout(600)
 def test_reoptimising_after_a_drift_takes_a_tenth_of_a_cold_start():
-    x = instances.scalability(*LARGE, seed=0)
+    x = builders.scalability(*LARGE, seed=0)
     before = solve(x, gap=1e-3, time_limit=120)
     rng = np.random.default_rng(0)
     drifted = x.replace(

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from kvcache import load_digest, load_digests
+from kvcache.paper.digests import load_digest, load_digests
 
 ROWS = int(os.environ.get("KVCACHE_BENCH_ROWS", 2_000_000))
 TARGET_ROWS_PER_S = 1e6

@@ -1,4 +1,4 @@
-"""Small instances on which all solvers must agree, each of a kind that some part of the problem decides."""
+"""Small problems on which all solvers must agree, each of a kind that some part of the problem decides."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import numpy as np
 
 from kvcache import (
     Costs,
-    Instance,
     LengthDistribution,
     Policy,
+    Problem,
     RequestClass,
     ServingConfig,
     Wasserstein1,
     evaluate,
 )
 
-#: What makes an instance of each kind: costs, and factors on memory, deadlines, rates and prefixes.
+#: What makes a problem of each kind: costs, and factors on memory, deadlines, rates and prefixes.
 KINDS = {
     "memory": {"memory": 0.45, "deadline": 50.0, "prefix": 0.0, "rate": 6.0, "slo": 0.1, "rejection": 5e3},
     "slo": {"memory": 40.0, "deadline": 0.9, "prefix": 0.0, "rate": 2.0, "slo": 80.0, "rejection": 5e3},
@@ -33,8 +33,8 @@ KINDS = {
 }
 
 
-def case(kind: str, seed: int, *, classes: int = 2, samples: int = 8, gpus: int = 3) -> Instance:
-    """A random instance of a kind: configurations of one and two GPUs, output lengths up to 80 tokens."""
+def case(kind: str, seed: int, *, classes: int = 2, samples: int = 8, gpus: int = 3) -> Problem:
+    """A random problem of a kind: configurations of one and two GPUs, output lengths up to 80 tokens."""
     how = KINDS[kind]
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
     configs = (
@@ -57,23 +57,23 @@ def case(kind: str, seed: int, *, classes: int = 2, samples: int = 8, gpus: int 
             )
         )
     costs = Costs(preemption=float(rng.uniform(2, 12)), slo=how["slo"], rejection=how["rejection"])
-    return Instance(
+    return Problem(
         tuple(made), configs, gpus, costs=costs, ambiguity=Wasserstein1(rng.uniform(0, 3)), name=kind
     )
 
 
-def shows(kind: str, instance: Instance, policy: Policy) -> bool:
+def shows(kind: str, problem: Problem, policy: Policy) -> bool:
     """Whether what the kind stands for decides this policy."""
-    result = evaluate(instance, policy)
+    result = evaluate(problem, policy)
     used = policy.routing.sum(axis=0) > 1e-6
-    eta = policy.reservations - instance.input_tokens
+    eta = policy.reservations - problem.input_tokens
     return {
         "memory": bool(np.any(result.slacks["memory"][used] < 1e-5))
-        and bool(np.any(eta < instance.unconstrained_reservations() - 1e-3)),
+        and bool(np.any(eta < problem.unconstrained_reservations() - 1e-3)),
         "slo": bool(np.any(result.tardiness > 1e-6)),
         "rejection": bool(np.any(policy.admission < 1 - 1e-6)),
         "prefix": bool(policy.prefix_cache.any()),
         "split": bool(np.any((policy.routing > 1e-6).sum(axis=1) > 1)),
-        "queue": bool(np.max(result.waits[used], initial=0.0) > 0.3 * instance.service_times.mean())
+        "queue": bool(np.max(result.waits[used], initial=0.0) > 0.3 * problem.service_times.mean())
         and bool(np.any(result.tardiness > 1e-6)),
     }[kind]

@@ -13,16 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from kvcache import (
-    Contamination,
-    CVaR,
-    LengthDistribution,
-    ScaleShift,
-    Wasserstein1,
-    WassersteinInf,
-    load_digest,
-)
+from kvcache import Contamination, CVaR, LengthDistribution, ScaleShift, Wasserstein1, WassersteinInf
 from kvcache.ambiguity import _KNOWN, Regime, critical_fractile
+from kvcache.paper.digests import load_digest
 
 settings.register_profile("kvcache", deadline=None, max_examples=150)
 settings.load_profile("kvcache")

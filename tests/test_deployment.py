@@ -4,8 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from kvcache import Costs, Instance, LengthDistribution, Policy, RequestClass, ServingConfig, instances, solve
+from kvcache import Costs, LengthDistribution, Policy, Problem, RequestClass, ServingConfig, solve
 from kvcache.deployment import group_table, launch_arguments, routing_table
+from kvcache.paper import builders
 
 
 @pytest.fixture
@@ -21,10 +22,10 @@ def small():
         ServingConfig("TP4xPP2", 8, 50_000.0, 0.0, 0.1),
         ServingConfig("TP8xPP1", 8, 60_000.0, 0.0, 0.1),
     )
-    instance = Instance(classes, configs, 32, Costs())
+    problem = Problem(classes, configs, 32, Costs())
     routing = [[0.25, 0.75, 0.0], [0.0, 0.8, 0.0]]
     prefix = [[False, True, False], [False, False, False]]
-    return instance, Policy.of(instance, [1, 2, 0], [300.0, 800.0], routing, prefix)
+    return problem, Policy.of(problem, [1, 2, 0], [300.0, 800.0], routing, prefix)
 
 
 def test_groups_by_hand(small):
@@ -73,7 +74,7 @@ def test_what_cannot_be_told_is_refused(small):
 @pytest.mark.parametrize("load", [0.3, 0.9, 2.0])
 def test_an_optimal_policy_has_room_for_what_it_runs(load):
     """(6e) with its head room: the limit is never below the mean number in service."""
-    instance = instances.paper(load=load)
-    table = group_table(instance, solve(instance, gap=1e-3).policy)
-    assert (table["max_running"] >= np.floor((1 + instance.headroom) * table["running"] - 1e-6)).all()
+    problem = builders.paper(load=load)
+    table = group_table(problem, solve(problem, gap=1e-3).policy)
+    assert (table["max_running"] >= np.floor((1 + problem.headroom) * table["running"] - 1e-6)).all()
     assert isinstance(table, pd.DataFrame)

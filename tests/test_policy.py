@@ -6,9 +6,9 @@ from solver_cases import KINDS, case
 
 from kvcache import (
     Costs,
-    Instance,
     LengthDistribution,
     Policy,
+    Problem,
     RequestClass,
     ServingConfig,
     Solution,
@@ -20,7 +20,7 @@ from kvcache.policy import repaired
 OUTPUT = LengthDistribution.from_counts([2, 6], [1, 1], 10)
 
 
-def instance(**changes):
+def problem(**changes):
     """Service takes 1 s on ``k`` and 2 s on ``l``, whatever the length: round numbers by hand."""
     values = {
         "classes": (
@@ -36,7 +36,7 @@ def instance(**changes):
         "headroom": 0.25,
         "ambiguity": Wasserstein1(0.0),
     }
-    return Instance(**(values | changes))
+    return Problem(**(values | changes))
 
 
 def policy(x, z=(1, 1), eta=(4.0, 2.0), pi=((0.5, 0.25), (0.0, 1.0)), delta=((1, 0), (0, 0))):
@@ -44,7 +44,7 @@ def policy(x, z=(1, 1), eta=(4.0, 2.0), pi=((0.5, 0.25), (0.0, 1.0)), delta=((1,
 
 
 def test_objective_by_hand():
-    x = instance()
+    x = problem()
     r = evaluate(x, policy(x))
     # T = 4 x 0.25 = 1 and 4 x 0.5 = 2; u = [[3, 6], [1, 2]]
     # k: 3 x 0.5 requests of 6 + 4 - 5 tokens, and one prefix of 5: v = (7.5 + 5) / 40
@@ -65,7 +65,7 @@ def test_objective_by_hand():
 
 
 def test_slacks_by_hand():
-    x = instance()
+    x = problem()
     r = evaluate(x, policy(x))
     assert r.slacks["gpus"][0] == pytest.approx(2 / 7)
     np.testing.assert_allclose(r.slacks["memory"], [1 - (1.25 * 7.5 + 5) / 40, 1 - 1.25 * 23 / 50])
@@ -76,7 +76,7 @@ def test_slacks_by_hand():
 
 
 def test_two_groups_halve_the_load():
-    x = instance()
+    x = problem()
     one, two = (evaluate(x, policy(x, z=z)) for z in ((1, 1), (2, 1)))
     assert two.utilisation[0] == pytest.approx((3.75 + 5) / 40)  # each group keeps the prefix
     assert two.terms["gpu"] - one.terms["gpu"] == pytest.approx(1.0)
@@ -95,35 +95,35 @@ def test_two_groups_halve_the_load():
     ],
 )
 def test_each_violation_is_seen(changes, constraint):
-    x = instance()
+    x = problem()
     r = evaluate(x, policy(x, **changes))
     assert not r.feasible
     assert r.slacks[constraint].min() < -1e-3
 
 
 def test_a_full_group_waits_for_ever():
-    x = instance(headroom=0.0)
+    x = problem(headroom=0.0)
     full = policy(x, z=(1, 0), eta=(10.0, 0.0), pi=((1.0, 0.0), (0.0, 0.0)), delta=((0, 0), (0, 0)))
     r = evaluate(x, full)
     assert r.utilisation[0] == pytest.approx(48 / 40)
     assert r.waits[0] == np.inf
     assert r.objective == np.inf
     assert r.slacks["stable"][0] == -1
-    free = instance(headroom=0.0, costs=Costs(slo=0.0))
+    free = problem(headroom=0.0, costs=Costs(slo=0.0))
     assert np.isfinite(evaluate(free, full).objective)
 
 
 def test_rejecting_everything_is_feasible():
-    x = instance()
+    x = problem()
     r = evaluate(x, policy(x, z=(0, 0), pi=np.zeros((2, 2)), delta=np.zeros((2, 2))))
     assert r.feasible
     assert r.terms == {"gpu": 0, "reservation": 0, "slo": 0, "rejection": 400}
 
 
 def test_a_policy_of_another_shape_is_refused():
-    x = instance()
+    x = problem()
     other = Policy(np.array([1]), np.array([1.0]), np.array([[1.0]]), np.array([[False]]))
-    with pytest.raises(ValueError, match="the instance has"):
+    with pytest.raises(ValueError, match="the problem has"):
         evaluate(x, other)
 
 
@@ -142,7 +142,7 @@ def test_repaired_policies_are_feasible(kind, seed, numbers):
 
 
 def test_repair_trims_reservations_by_a_tolerance_and_no_more():
-    x = instance()
+    x = problem()
     eta = np.array([4.0, 2.0])
     pi = np.array([[0.0, 0.5], [0.0, 1.0]])
     room = x.replace(configs=(x.configs[0], ServingConfig("l", 3, 1.25 * 38 * (1 - 1e-6), 0.0, 0.5)))
@@ -160,7 +160,7 @@ def test_repair_trims_reservations_by_a_tolerance_and_no_more():
 
 
 def test_route_follows_the_shares():
-    p = policy(instance())
+    p = policy(problem())
     rng = np.random.default_rng(0)
     classes = rng.integers(0, 2, 400_000)
     chosen = p.route(classes, rng)
@@ -169,14 +169,14 @@ def test_route_follows_the_shares():
 
 
 def test_one_request_and_many_draw_the_same():
-    p = policy(instance())
+    p = policy(problem())
     many = p.route(np.zeros(200, dtype=int), np.random.default_rng(5))
     rng = np.random.default_rng(5)
     assert [p.route("a", rng) for _ in range(200)] == many.tolist()
 
 
 def test_a_share_of_nothing_is_never_chosen():
-    x = instance()
+    x = problem()
     p = policy(x, pi=((0.0, 1.0), (0.0, 0.0)), delta=np.zeros((2, 2)))
     rng = np.random.default_rng(1)
     assert set(p.route(np.zeros(10_000, dtype=int), rng)) == {1}
@@ -184,13 +184,13 @@ def test_a_share_of_nothing_is_never_chosen():
 
 
 def test_reservation_by_index_name_and_array():
-    p = policy(instance())
+    p = policy(problem())
     assert p.reservation("b") == p.reservation(1) == 4.0
     np.testing.assert_array_equal(p.reservation(np.array([1, 0, 1])), [4.0, 10.0, 4.0])
 
 
 def test_unknown_classes_are_errors():
-    p = policy(instance())
+    p = policy(problem())
     rng = np.random.default_rng(0)
     with pytest.raises(KeyError, match=r"class 'c'; this policy knows \['a', 'b'\]"):
         p.route("c", rng)
@@ -221,13 +221,13 @@ def test_bad_policies_are_refused(values, message):
 
 
 def test_policies_are_frozen():
-    p = policy(instance())
+    p = policy(problem())
     with pytest.raises(ValueError, match="read-only"):
         p.routing[0, 0] = 1.0
 
 
 def test_solution_takes_its_numbers_from_evaluate():
-    x = instance()
+    x = problem()
     p = policy(x)
     s = Solution.of(x, p, seconds=1.0, status="feasible", method="by hand", lower_bound=90.0)
     assert s.objective == evaluate(x, p).objective

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.cluster import ServingConfig
-from kvcache.instance import Costs, Instance, RequestClass
+from kvcache.hardware import ServingConfig
 from kvcache.lengths import LengthDistribution
 from kvcache.policy import Policy, evaluate
+from kvcache.problem import Costs, Problem, RequestClass
 from kvcache.queueing import wait_at
 from kvcache.replay import PREEMPTION_FACTOR, UTILISATION_CAP, WHOLE, Workload, replay
 
@@ -20,8 +20,8 @@ SMALL = ServingConfig("small", 2, 1_200, 1e-3, 2e-2, 0.05)
 LARGE = ServingConfig("large", 4, 30_000, 5e-4, 1e-2, 0.02)
 
 
-def instance(rate: float = 1.0, costs: Costs | None = None, headroom: float = 0.2) -> Instance:
-    return Instance(
+def problem(rate: float = 1.0, costs: Costs | None = None, headroom: float = 0.2) -> Problem:
+    return Problem(
         classes=(
             RequestClass("chat", 2.0 * rate, 150, 100, 4.0, CHAT),
             RequestClass("code", 0.7 * rate, 400, 0, 9.0, CODE),
@@ -34,7 +34,7 @@ def instance(rate: float = 1.0, costs: Costs | None = None, headroom: float = 0.
 
 
 def policy(groups=(1, 1), eta=(200, 900), routing=((0.2, 0.7), (0.1, 0.8)), prefix=((1, 0), (0, 0))):
-    return Policy.of(instance(), groups, eta, routing, np.array(prefix))
+    return Policy.of(problem(), groups, eta, routing, np.array(prefix))
 
 
 def workload(seed: int = 3, requests: int = 2_000, scale: float = 1.0) -> Workload:
@@ -42,24 +42,24 @@ def workload(seed: int = 3, requests: int = 2_000, scale: float = 1.0) -> Worklo
     return Workload.draw(lengths, np.random.default_rng(seed), requests)
 
 
-def slow_replay(instance, policy, workload):
+def slow_replay(problem, policy, workload):
     """Request by request, with plain numbers: what section by section of the rules says."""
     n = workload.lengths.shape[1]
     served, rejected = [], []
-    for i, cls in enumerate(instance.classes):
+    for i, cls in enumerate(problem.classes):
         rng = np.random.default_rng([workload.routing_seed, i])
         draws = rng.random(n)
         for xi, u in zip(workload.lengths[i], draws, strict=True):
             k, total = -1, 0.0
-            for option in range(len(instance.configs)):
+            for option in range(len(problem.configs)):
                 total += policy.routing[i, option]
                 if u < total:
                     k = option
                     break
-            if k < 0 or policy.groups[k] == 0 or cls.input_tokens + xi > instance.configs[k].kv_tokens:
+            if k < 0 or policy.groups[k] == 0 or cls.input_tokens + xi > problem.configs[k].kv_tokens:
                 rejected.append(i)
                 continue
-            config = instance.configs[k]
+            config = problem.configs[k]
             eta = policy.reservations[i] - cls.input_tokens
             time = (
                 config.prefill_s_per_token * cls.input_tokens
@@ -74,12 +74,12 @@ def slow_replay(instance, policy, workload):
                     "preempted": xi > eta,
                     "time": time * (2.5 if xi > eta else 1.0),
                     "held": policy.reservations[i] - policy.prefix_cache[i, k] * cls.prefix_tokens,
-                    "cost": instance.costs.preemption * max(xi - eta, 0)
-                    + instance.costs.waste * max(eta - xi, 0),
+                    "cost": problem.costs.preemption * max(xi - eta, 0)
+                    + problem.costs.waste * max(eta - xi, 0),
                 }
             )
     waits, utilisations = [], []
-    for k, config in enumerate(instance.configs):
+    for k, config in enumerate(problem.configs):
         mine = [r for r in served if r["k"] == k]
         rate = sum(r["rate"] for r in mine)
         if not mine:
@@ -87,7 +87,7 @@ def slow_replay(instance, policy, workload):
             utilisations.append(0.0)
             continue
         tokens = sum(r["rate"] * r["time"] * r["held"] for r in mine) / policy.groups[k]
-        tokens += sum(c.prefix_tokens for i, c in enumerate(instance.classes) if policy.prefix_cache[i, k])
+        tokens += sum(c.prefix_tokens for i, c in enumerate(problem.classes) if policy.prefix_cache[i, k])
         v = tokens / config.kv_tokens
         mean = sum(r["rate"] * r["time"] for r in mine) / rate
         second = sum(r["rate"] * r["time"] ** 2 for r in mine) / rate
@@ -97,14 +97,14 @@ def slow_replay(instance, policy, workload):
     for r in served:
         r["latency"] = waits[r["k"]] + r["time"]
     admitted = sum(r["rate"] for r in served)
-    arrivals = sum(c.arrival_rate for c in instance.classes)
-    total = sum(p * c.gpus for p, c in zip(policy.groups, instance.configs, strict=True)) * instance.costs.gpu
+    arrivals = sum(c.arrival_rate for c in problem.classes)
+    total = sum(p * c.gpus for p, c in zip(policy.groups, problem.configs, strict=True)) * problem.costs.gpu
     total += sum(r["rate"] * r["cost"] for r in served)
-    for i, cls in enumerate(instance.classes):
+    for i, cls in enumerate(problem.classes):
         mine = [r for r in served if r["i"] == i]
         overrun = sum(r["latency"] for r in mine) / n - len(mine) / n * cls.latency_slo
-        total += instance.costs.slo * cls.arrival_rate * max(overrun, 0.0)
-        total += instance.costs.rejection * cls.arrival_rate * (1 - len(mine) / n)
+        total += problem.costs.slo * cls.arrival_rate * max(overrun, 0.0)
+        total += problem.costs.rejection * cls.arrival_rate * (1 - len(mine) / n)
     by_latency = sorted(served, key=lambda r: r["latency"])
     reached, p99 = 0.0, None
     for r in by_latency:
@@ -112,7 +112,7 @@ def slow_replay(instance, policy, workload):
         if reached >= 0.99 * admitted * (1 - 1e-12):
             p99 = r["latency"]
             break
-    on_time = sum(r["rate"] for r in served if r["latency"] <= instance.classes[r["i"]].latency_slo)
+    on_time = sum(r["rate"] for r in served if r["latency"] <= problem.classes[r["i"]].latency_slo)
     return {
         "reservation_cost": sum(r["rate"] * r["cost"] for r in served) / arrivals,
         "total_cost": total,
@@ -122,7 +122,7 @@ def slow_replay(instance, policy, workload):
         "goodput": on_time,
         "slo_violation": 1 - on_time / admitted,
         "rejection": 1 - admitted / arrivals,
-        "gpus": sum(p * c.gpus for p, c in zip(policy.groups, instance.configs, strict=True)),
+        "gpus": sum(p * c.gpus for p, c in zip(policy.groups, problem.configs, strict=True)),
         "max_utilisation": max(utilisations),
     }
 
@@ -130,7 +130,7 @@ def slow_replay(instance, policy, workload):
 @pytest.mark.parametrize("rate", [0.3, 1.0, 6.0])
 @pytest.mark.parametrize("eta", [(20, 100), (200, 900), (600, 1000)])
 def test_equals_a_request_by_request_replay(rate, eta):
-    inst, pol, work = instance(rate), policy(eta=eta), workload()
+    inst, pol, work = problem(rate), policy(eta=eta), workload()
     fast, slow = replay(inst, pol, work).row(), slow_replay(inst, pol, work)
     for key, value in slow.items():
         assert fast[key] == pytest.approx(value, rel=1e-9), key
@@ -145,7 +145,7 @@ def cases(draw):
     eta = (draw(st.floats(0, 600)), draw(st.floats(0, 1000)))
     prefix = [[draw(st.booleans()), draw(st.booleans())], [False, False]]
     return (
-        instance(draw(st.floats(0.01, 20))),
+        problem(draw(st.floats(0.01, 20))),
         policy(groups, eta, routing, prefix),
         workload(draw(st.integers(0, 9)), draw(st.integers(1, 60)), draw(st.sampled_from([0.5, 1, 2.5]))),
     )
@@ -183,13 +183,13 @@ def test_conservation(case):
 
 def test_generated_tokens_are_used_or_overflow():
     work = workload()
-    r = replay(instance(), policy(groups=(0, 1), routing=((0, 1), (0, 1))), work)
+    r = replay(problem(), policy(groups=(0, 1), routing=((0, 1), (0, 1))), work)
     np.testing.assert_allclose(r.used + r.overflow, work.lengths.sum(axis=1))
 
 
 def test_agrees_with_the_objective_where_both_describe_the_same_thing():
     """One configuration, everything admitted, nothing preempted: the replay converges on evaluate()."""
-    one = dataclasses.replace(instance(), configs=(LARGE,))
+    one = dataclasses.replace(problem(), configs=(LARGE,))
     pol = Policy.of(one, [1], [600, 1000], [[1.0], [1.0]], np.zeros((2, 1)))
     simulated = replay(one, pol, workload(requests=100_000))
     expected = evaluate(one, pol)
@@ -206,7 +206,7 @@ def test_agrees_with_the_objective_where_both_describe_the_same_thing():
 def test_common_random_numbers():
     """Another reservation changes no routing and no length; a shift scales every length."""
     work = workload()
-    a, b = replay(instance(), policy(eta=(20, 20)), work), replay(instance(), policy(eta=(600, 900)), work)
+    a, b = replay(problem(), policy(eta=(20, 20)), work), replay(problem(), policy(eta=(600, 900)), work)
     assert np.array_equal(a.served, b.served)
     np.testing.assert_allclose(a.used + a.overflow, b.used + b.overflow)
     shifted = workload(scale=2.0)
@@ -215,17 +215,17 @@ def test_common_random_numbers():
 
 
 def test_an_unstable_group_is_named_and_its_wait_capped():
-    r = replay(instance(rate=50), policy(), workload())
+    r = replay(problem(rate=50), policy(), workload())
     assert r.unstable == ("small", "large")
     assert r.utilisation.min() > 1
     cap = UTILISATION_CAP
-    lower = replay(instance(rate=50), policy(), workload(), cap=0.9)
+    lower = replay(problem(rate=50), policy(), workload(), cap=0.9)
     np.testing.assert_allclose(r.waits / lower.waits, wait_at(cap, 1.0) / wait_at(0.9, 1.0))
-    assert replay(instance(rate=0.1), policy(), workload()).unstable == ()
+    assert replay(problem(rate=0.1), policy(), workload()).unstable == ()
 
 
 def test_a_request_larger_than_its_group_is_rejected_there():
-    r = replay(instance(), policy(routing=((1, 0), (1, 0))), workload())
+    r = replay(problem(), policy(routing=((1, 0), (1, 0))), workload())
     too_long = (400 + workload().lengths[1] > SMALL.kv_tokens).sum()
     assert too_long > 0
     assert r.oversized.tolist() == [0, too_long]
@@ -233,15 +233,15 @@ def test_a_request_larger_than_its_group_is_rejected_there():
 
 
 def test_preempted_requests_serve_longer():
-    calm = replay(instance(), policy(), workload(), preemption_factor=1.0)
-    hurt = replay(instance(), policy(), workload())
+    calm = replay(problem(), policy(), workload(), preemption_factor=1.0)
+    hurt = replay(problem(), policy(), workload())
     assert hurt.preemption_rate == calm.preemption_rate > 0
     assert hurt.latency_p99 > calm.latency_p99
     assert PREEMPTION_FACTOR == 2.5
 
 
 def test_a_request_of_exactly_the_reserved_length_is_not_preempted():
-    inst = instance()
+    inst = problem()
     # What r - L_in leaves of 200 when L_in is no short binary fraction.
     nearly = np.array([200, 900]) * (1 - 1e-15)
     pol = Policy.of(inst, (1, 1), nearly, np.full((2, 2), 0.5), np.zeros((2, 2)))
@@ -265,7 +265,7 @@ class Recorder:
 def test_a_reserver_sees_only_copies_of_what_has_finished():
     work = workload(requests=1_000)
     recorder = Recorder()
-    r = replay(instance(), policy(), work, reserver=recorder, window=100)
+    r = replay(problem(), policy(), work, reserver=recorder, window=100)
     assert len(recorder.seen) == 20
     for step, (i, finished) in enumerate(recorder.seen):
         assert np.array_equal(finished, work.lengths[i, : 100 * (step % 10)])
@@ -287,7 +287,7 @@ def test_decisions_do_not_depend_on_lengths_to_come(step, seed):
     for lengths in (original.lengths, later):
         recorder = Recorder()
         replay(
-            instance(),
+            problem(),
             policy(),
             Workload(lengths, original.routing_seed),
             reserver=recorder,
@@ -307,12 +307,12 @@ def test_workload_is_read_only():
     [
         (lambda: Workload(np.array([[1, -2]]), 0), "lengths: -2"),
         (lambda: Workload(np.array([1, 2]), 0), r"lengths: shape \(2,\)"),
-        (lambda: replay(instance(), policy(), Workload(np.array([[1, 2]]), 0)), "workload has 1 classes"),
-        (lambda: replay(instance(), policy(), workload(), cap=1.0), "cap: 1.0"),
-        (lambda: replay(instance(), policy(), workload(), preemption_factor=0.5), "preemption_factor: 0.5"),
-        (lambda: replay(instance(), policy(), workload(), window=0), "window: 0"),
+        (lambda: replay(problem(), policy(), Workload(np.array([[1, 2]]), 0)), "workload has 1 classes"),
+        (lambda: replay(problem(), policy(), workload(), cap=1.0), "cap: 1.0"),
+        (lambda: replay(problem(), policy(), workload(), preemption_factor=0.5), "preemption_factor: 0.5"),
+        (lambda: replay(problem(), policy(), workload(), window=0), "window: 0"),
         (
-            lambda: replay(dataclasses.replace(instance(), configs=(SMALL,)), policy(), workload()),
+            lambda: replay(dataclasses.replace(problem(), configs=(SMALL,)), policy(), workload()),
             r"policy is for \(2, 2\)",
         ),
     ],
@@ -328,4 +328,4 @@ def test_a_reserver_cannot_reserve_nonsense():
             return -1.0
 
     with pytest.raises(ValueError, match=r"class 0 request 0: reserved -1"):
-        replay(instance(), policy(), workload(), reserver=Broken())
+        replay(problem(), policy(), workload(), reserver=Broken())

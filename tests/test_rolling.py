@@ -12,30 +12,33 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.special import expit, logit
 
-from kvcache import LengthDistribution, ScaleShift, Wasserstein1, WassersteinInf, load_digests
-from kvcache.rolling import (
-    AdaHedge,
-    Aggregate,
+from kvcache import LengthDistribution, ScaleShift, Wasserstein1, WassersteinInf
+from kvcache.paper.digests import load_digests
+from kvcache.paper.methods.forecasts import (
     Blend,
     Conformal,
     Exponential,
     First,
     Fractile,
     Latest,
-    LogOdds,
     OnlineGradient,
-    Past,
-    Rolling,
-    Rule,
     SameTime,
-    adaptive,
     compare,
     follow,
     hull,
-    log_odds,
     mixture_grid,
     neighbours,
     over_hindsight,
+)
+from kvcache.rolling import (
+    AdaHedge,
+    Aggregate,
+    LogOdds,
+    Past,
+    Rolling,
+    Rule,
+    adaptive,
+    log_odds,
     recalibration,
 )
 

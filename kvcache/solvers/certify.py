@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvcache.instance import Instance
 from kvcache.policy import Policy, Solution, evaluate
+from kvcache.problem import Problem
 from kvcache.solvers.levels import Grid, Levels, grid
 from kvcache.solvers.polish import fit, polish, prefixes_for
 from kvcache.solvers.relaxation import (
@@ -32,7 +32,7 @@ from kvcache.solvers.relaxation import (
     wait,
 )
 
-__all__ = ["Certificate", "certify"]
+__all__ = ["Certificate", "solve"]
 
 Floats = NDArray[np.float64]
 #: Called after every box with the lower bound, the best cost and the number of boxes done.
@@ -68,7 +68,7 @@ class Branch:
 class _Node:
     """A box whose policies cost ``bound`` at least; ``basis`` is where the relaxation starts from.
 
-    ``part`` is the box before anything was concluded from the instance: bounds that splits set, alone.
+    ``part`` is the box before anything was concluded from the problem: bounds that splits set, alone.
     """
 
     bound: float
@@ -80,11 +80,11 @@ class _Node:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How a proof went, to be repeated on another instance; see `certify`.
+    """How a proof went, to be repeated on another problem; see `certify`.
 
     Parameters
     ----------
-    group_gpus : (K,) of the instance. Splits on the GPUs in use rest on their common divisor.
+    group_gpus : (K,) of the problem. Splits on the GPUs in use rest on their common divisor.
     parts : boxes that together hold every policy there is.
     bases : per part, the program that bounded it last, by its place in ``programs``, and its basis.
     programs : of each, the configurations it has, its cuts, and its grid if it is one of `Levels`.
@@ -96,10 +96,10 @@ class Certificate:
     programs: tuple[tuple[tuple[int, ...], tuple[Cut, ...], Grid | None], ...]
 
     def fits(self, data: Data) -> bool:
-        """Whether the parts hold every policy of this instance too."""
+        """Whether the parts hold every policy of this problem too."""
         return (
-            self.group_gpus == tuple(data.instance.group_gpus.tolist())
-            and self.parts[0].pu.shape == data.instance.offered_loads.shape
+            self.group_gpus == tuple(data.problem.group_gpus.tolist())
+            and self.parts[0].pu.shape == data.problem.offered_loads.shape
         )
 
 
@@ -145,7 +145,7 @@ class _Search:
     def offer(self, policy: Policy) -> None:
         if self.data.groups is not None and not np.array_equal(policy.groups, self.data.groups):
             return
-        result = evaluate(self.data.instance, policy)
+        result = evaluate(self.data.problem, policy)
         if result.feasible and result.objective < self.value:
             self.best, self.value = policy, result.objective
             self.history.append(self.value)
@@ -166,7 +166,7 @@ class _Search:
                 data.prefix_useful & (point.y > 0.5 * point.pi),
             )
         ]
-        costs = [evaluate(data.instance, policy).objective for policy in fitted]
+        costs = [evaluate(data.problem, policy).objective for policy in fitted]
         # Local searches that fail become rarer.
         near = min(costs) <= self.value * (1 + max(10 * self.gap, 5e-3))
         if quick and min(costs) > self.value and (self.nodes < self.rest or not near):
@@ -215,7 +215,7 @@ class _Search:
 
         The relaxation sees little of the waiting, so it deploys less than pays.
         """
-        n, budget = self.data.instance.group_gpus, self.data.instance.gpus
+        n, budget = self.data.problem.group_gpus, self.data.problem.gpus
         # All GPUs to one of the configurations in use.
         found = [unit * (budget // size) for unit, size in zip(np.eye(n.size), n, strict=True)]
         found = [z for z in found if z @ relaxed > INTEGRAL]
@@ -240,8 +240,8 @@ class _Search:
 
     def neighbours(self, z: Floats) -> list[Floats]:
         """Groups near z: more where the budget allows, one exchanged for others or the reverse, one less."""
-        instance = self.data.instance
-        n, spare = instance.group_gpus, instance.gpus - instance.group_gpus @ z
+        problem = self.data.problem
+        n, spare = problem.group_gpus, problem.gpus - problem.group_gpus @ z
         useful = np.flatnonzero((z > 0) | ~self.data.better.any(axis=0))
         unit = np.eye(z.size)
         used = np.flatnonzero(z > 0)
@@ -268,7 +268,7 @@ class _Search:
         while improved:
             improved = False
             best = self.best
-            eta = best.reservations - data.instance.input_tokens
+            eta = best.reservations - data.problem.input_tokens
             for z in self.neighbours(best.groups.astype(float)):
                 key = tuple(z.astype(int).tolist())
                 if key in self.seen or time.perf_counter() > self.deadline:
@@ -309,7 +309,7 @@ class _Search:
 
     def branches(self, box: Box, point: Point) -> list[Branch]:
         """Every split that removes something the relaxation gets wrong, with the cost it hides."""
-        data, instance = self.data, self.data.instance
+        data, problem = self.data, self.data.problem
         out = []
 
         def split(key: tuple, worth: float, low: Box, high: Box) -> None:
@@ -318,7 +318,7 @@ class _Search:
         for k in np.flatnonzero(np.abs(point.z - np.round(point.z)) > INTEGRAL).tolist():
             down = float(np.floor(point.z[k]))
             part = point.z[k] - down
-            price = point.memory_price[k] + instance.costs.gpu * instance.group_gpus[k]
+            price = point.memory_price[k] + problem.costs.gpu * problem.group_gpus[k]
             split(
                 ("z", k),
                 min(part, 1 - part) * price,
@@ -327,21 +327,21 @@ class _Search:
             )
 
         # GPUs in use come in multiples of what the group sizes share.
-        unit = float(np.gcd.reduce(instance.group_gpus))
-        gpus = float(instance.group_gpus @ point.z)
+        unit = float(np.gcd.reduce(problem.group_gpus))
+        gpus = float(problem.group_gpus @ point.z)
         down = np.floor(gpus / unit + INTEGRAL) * unit
         if gpus - down > INTEGRAL * unit:
-            worth = min(gpus - down, down + unit - gpus) * instance.costs.gpu
+            worth = min(gpus - down, down + unit - gpus) * problem.costs.gpu
             split(("g",), worth, replace(box, gu=down), replace(box, gl=down + unit))
 
         true_v = np.where(point.z > 1e-9, point.load / np.maximum(point.z, 1e-9), 0.0)
         true_v = np.clip(true_v, box.vl, np.minimum(box.vu, 1 - 1e-6))
         # Tardiness that the relaxation does not see, shared out by where it hides.
-        factor = instance.queueing_factors
+        factor = problem.queueing_factors
         waits = wait(true_v)
-        response = instance.service_times + factor * waits - instance.latency_slos[:, None]
+        response = problem.service_times + factor * waits - problem.latency_slos[:, None]
         true_late = np.maximum((point.pi * response).sum(axis=1), 0.0)
-        unseen = instance.costs.slo * instance.arrival_rates * np.maximum(true_late - point.late, 0.0)
+        unseen = problem.costs.slo * problem.arrival_rates * np.maximum(true_late - point.late, 0.0)
         missed = np.maximum(point.pi * waits - point.q, 0.0) * factor
         missed *= (unseen / np.maximum(missed.sum(axis=1), 1e-300))[:, None]
         # The error of q = pi W is at most the product of both ranges: split the relatively wider one.
@@ -360,15 +360,15 @@ class _Search:
                 worth = float(missed[i, k] * (1 - share))
                 split(("p", i, k), worth, box.with_("pu", (i, k), at), box.with_("pl", (i, k), at))
 
-        headroom = 1 + instance.headroom
-        u = instance.offered_loads
+        headroom = 1 + problem.headroom
+        u = problem.offered_loads
         saved = headroom * u * point.y - point.t
         real = np.where(
             box.dl,
             headroom * u * point.pi - point.z,
             np.where(box.du, np.maximum(headroom * u * point.pi - point.z, 0), 0),
         )
-        share = instance.prefix_tokens[:, None] / instance.kv_tokens
+        share = problem.prefix_tokens[:, None] / problem.kv_tokens
         # A price of zero can mean that the hidden memory made room.
         floor = 1e-6 * abs(point.bound)
         hidden = (saved - real) * share * np.maximum(point.memory_price + point.load_price, floor)
@@ -386,12 +386,12 @@ class _Search:
             mean = float(point.h[i].sum() / admitted[i])
             values = data.worst_cases(np.array(i), np.clip([*etas, mean], data.low[i], data.high[i]))
             price = (
-                instance.offered_loads[i, used]
-                / instance.kv_tokens[used]
+                problem.offered_loads[i, used]
+                / problem.kv_tokens[used]
                 * (headroom * point.memory_price + point.load_price)[used]
             )
             # Against the Lagrangian: cost and memory of the mean less those of each.
-            worth = instance.arrival_rates[i] * (point.pi[i, used] @ (values[-1] - values[:-1]))
+            worth = problem.arrival_rates[i] * (point.pi[i, used] @ (values[-1] - values[:-1]))
             worth += float((point.pi[i, used] * price) @ (mean - etas))
             # Prices of zero do not mean that the mean fits where a group is full.
             more = data.per_token[i, used] * point.pi[i, used] * np.maximum(mean - etas, 0.0)
@@ -474,7 +474,7 @@ class _Search:
         for number, part in enumerate(certificate.parts):
             box = part.meet(self.root).tightened(self.data)
             if box is None:
-                # Empty here, but perhaps not for the instance after this one.
+                # Empty here, but perhaps not for the problem after this one.
                 self.close(part, None, np.inf)
             else:
                 waiting.append(_Node(0.0, number, box, part))
@@ -564,7 +564,7 @@ class _Search:
             for n, status in zip(mine, rows, strict=True):
                 bases[n] = at, bases[n][1], status
         return Certificate(
-            tuple(self.data.instance.group_gpus.tolist()),
+            tuple(self.data.problem.group_gpus.tolist()),
             tuple(part for part, _ in leaves),
             tuple(bases),
             tuple(recipes),
@@ -671,8 +671,8 @@ def _inside(x: float, low: float, high: float) -> float:
     return float(np.clip(x, low + 0.1 * (high - low), high - 0.1 * (high - low)))
 
 
-def certify(
-    instance: Instance,
+def solve(
+    problem: Problem,
     *,
     time_limit: float | None = None,
     gap: float = 1e-4,
@@ -686,13 +686,13 @@ def certify(
 
     Parameters
     ----------
-    instance : Instance
+    problem : Problem
     time_limit : seconds, or None. When it strikes, and on Ctrl-C, the best policy so far is returned
         with the bound proven so far, and status ``feasible``.
     gap : relative distance between cost and lower bound at which to stop.
     start : a policy (or a solution) to start from, for instance the one in force before a drift. It is
-        brought into the constraints of this instance first, and ignored where its groups do not fit. A
-        solution of `certify` also carries its proof (``certificate``), which is then repeated: see below.
+        brought into the constraints of this problem first, and ignored where its groups do not fit. A
+        solution of `solve` also carries its proof (``certificate``), which is then repeated: see below.
         One for other classes or configurations is left aside.
     reservations : (I,) prescribed r_i = L_in + eta_i in tokens. The rest is then optimal for them.
     groups : (K,) prescribed z, within the budget. The rest is then optimal for them.
@@ -708,14 +708,14 @@ def certify(
     ------
     ValueError
         If ``gap`` is not positive, or ``reservations``, ``groups`` or a policy as ``start`` do not fit the
-        instance.
+        problem.
 
     Notes
     -----
     A proof is a set of boxes that hold every policy, each with a linear program whose optimum bounds it.
     The boxes are bounds that splits set, and a split leaves no policy out whatever the lengths, rates,
     deadlines, costs or budget are (only that on the GPUs in use rests on the sizes of the groups, which
-    must be the same). So they serve another instance: each is narrowed by what that instance implies, and
+    must be the same). So they serve another problem: each is narrowed by what that problem implies, and
     bounded by a program with its data, whose cuts touch its functions where those of the earlier program
     touched theirs and which starts from the earlier basis. Nothing of the earlier costs or duals is
     believed. Boxes that do not reach the cutoff any more are split further, as in any search.
@@ -723,19 +723,19 @@ def certify(
     began = time.perf_counter()
     if not gap > 0:
         raise ValueError(f"gap: {gap}; expected > 0")
-    data = Data.of(instance, reservations, groups)
+    data = Data.of(problem, reservations, groups)
     search = _Search(data, gap, progress=progress)
     if time_limit is not None:
         search.deadline = began + time_limit
     if node_limit is not None:
         search.node_limit = node_limit
-    shape = instance.offered_loads.shape
+    shape = problem.offered_loads.shape
     nothing = np.zeros(shape)
     idle = np.zeros(shape[1]) if data.groups is None else data.groups
-    search.offer(Policy.of(instance, idle, data.high, nothing, nothing))
+    search.offer(Policy.of(problem, idle, data.high, nothing, nothing))
     try:
         if isinstance(start, Solution) and (
-            start.policy is None or start.policy.routing.shape != instance.offered_loads.shape
+            start.policy is None or start.policy.routing.shape != problem.offered_loads.shape
         ):
             start = None
         if start is not None:
@@ -751,7 +751,7 @@ def certify(
     bound = search.lower_bound
     closed = search.value - bound <= gap * abs(search.value)
     return Solution.of(
-        instance,
+        problem,
         search.best,
         seconds=time.perf_counter() - began,
         status="optimal" if closed else "feasible",
@@ -764,14 +764,14 @@ def certify(
 
 
 def _adapted(data: Data, start: Policy | Solution, gap: float) -> Policy:
-    """A policy of another time, brought into the constraints of this instance and improved."""
+    """A policy of another time, brought into the constraints of this problem and improved."""
     policy = start.policy if isinstance(start, Solution) else start
-    instance = data.instance
-    if policy.routing.shape != instance.offered_loads.shape:
+    problem = data.problem
+    if policy.routing.shape != problem.offered_loads.shape:
         raise ValueError(
-            f"start: routing of shape {policy.routing.shape}; expected {instance.offered_loads.shape}"
+            f"start: routing of shape {policy.routing.shape}; expected {problem.offered_loads.shape}"
         )
     z = policy.groups.astype(float)
-    eta = policy.reservations - instance.input_tokens
+    eta = policy.reservations - problem.input_tokens
     fitted = fit(data, z, eta, policy.routing, policy.prefix_cache)
     return polish(data, fitted, precision=0.05 * gap)

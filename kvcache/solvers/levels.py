@@ -69,7 +69,7 @@ class Levels(Program):
     def __init__(self, data: Data, box: Box, edges: Grid, cuts: tuple[Cut, ...] | None = None) -> None:
         self.data, self.edges, self._top = data, edges, box.vu
         self.configs = tuple(range(box.zu.size))
-        instance, costs = data.instance, data.instance.costs
+        problem, costs = data.problem, data.problem.costs
         self.shape = classes, configs = box.pu.shape
         counts = np.array([e.size - 1 for e in edges])
         self.cell_config = ck = np.repeat(np.arange(configs), counts)
@@ -83,7 +83,7 @@ class Levels(Program):
         flows = i.size
         free = (data.high > data.low)[i]
         self.unit = np.maximum(data.high, 1.0)
-        rates = instance.arrival_rates
+        rates = problem.arrival_rates
         self.scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
         self.offset = costs.rejection * float(rates.sum())
 
@@ -100,8 +100,8 @@ class Levels(Program):
         self.d[free] = block(int(free.sum()))
 
         cost = np.zeros(self._columns)
-        cost[self.z] = costs.gpu * instance.group_gpus[ck]
-        cost[self.late] = costs.slo * rates * instance.latency_slos
+        cost[self.z] = costs.gpu * problem.group_gpus[ck]
+        cost[self.late] = costs.slo * rates * problem.latency_slos
         cost[self.admitted] = rates * (data.cheapest - costs.rejection)
         cost[self.cost] = self.scale
         entries: list[tuple[NDArray, NDArray, NDArray]] = []
@@ -117,10 +117,10 @@ class Levels(Program):
             row, column = np.broadcast_arrays(row, column)
             entries.append((row, column, np.broadcast_to(np.asarray(value, float), row.shape)))
 
-        headroom = 1 + instance.headroom
+        headroom = 1 + problem.headroom
         a = data.per_token[i, k]
         self._budget = rows(1, 0.0, 0.0)
-        put(np.repeat(self._budget, cells), self.z, instance.group_gpus[ck])
+        put(np.repeat(self._budget, cells), self.z, problem.group_gpus[ck])
         self._groups = rows(configs, 0.0, 0.0)
         put(self._groups[ck], self.z, 1.0)
         self._one = rows(configs, 0.0, 1.0)
@@ -152,8 +152,8 @@ class Levels(Program):
         put(total[i[free]], self.d[free], -1.0)
         self._tardy = tardy = rows(classes, 0.0, INF)
         put(tardy, self.late, 1.0)
-        response = instance.service_times[i, k] + instance.queueing_factors[k] * self._wait[c]
-        put(tardy[i], self.pi, 1 - response / instance.latency_slos[i])
+        response = problem.service_times[i, k] + problem.queueing_factors[k] * self._wait[c]
+        put(tardy[i], self.pi, 1 - response / problem.latency_slos[i])
 
         # Entries that depend on the box: (row, column) here, values from `_boxed`.
         self._at = [
@@ -184,15 +184,15 @@ class Levels(Program):
         self.load_box(box)
 
     def _boxed(self, box: Box) -> list[Floats]:
-        instance, i, k = self.data.instance, self.flow_class, self.flow_config
+        problem, i, k = self.data.problem, self.flow_class, self.flow_config
         least = np.maximum(box.zl, 1.0)
-        headroom = 1 + instance.headroom
-        a, prefix = self.data.per_token[i, k], instance.prefix_tokens[i]
-        prompt = instance.input_tokens[i]
-        room = np.maximum(instance.kv_tokens[k] - prefix, 1e-9)
-        u = instance.offered_loads[i, k]
+        headroom = 1 + problem.headroom
+        a, prefix = self.data.per_token[i, k], problem.prefix_tokens[i]
+        prompt = problem.input_tokens[i]
+        room = np.maximum(problem.kv_tokens[k] - prefix, 1e-9)
+        u = problem.offered_loads[i, k]
         held = np.maximum(least[k], headroom * u * (prompt - prefix + box.el[i]) / room)
-        share = prefix / instance.kv_tokens[k]
+        share = prefix / problem.kv_tokens[k]
         loads = []
         for factor in (1.0, headroom):
             saved = share * (factor * u - held)
@@ -216,7 +216,7 @@ class Levels(Program):
         if count == 0:
             return
         self.cuts.append(("cost", i, (etas - data.low[i]) / (data.high[i] - data.low[i])))
-        rate = data.instance.arrival_rates[i] / self.scale
+        rate = data.problem.arrival_rates[i] / self.scale
         on_pi = -rate * (values - data.cheapest[i] + slopes * (data.high[i] - etas))
         on_d = rate * slopes * self.unit[i]
         index = np.column_stack([self.cost[i], self.admitted[i], self.saved[i]]).ravel().astype(np.int32)
@@ -246,12 +246,10 @@ class Levels(Program):
 
     def refined(self) -> Grid:
         """The grid with the levels divided at which most waiting hides in the last optimum."""
-        x, instance = np.array(self.highs.getSolution().col_value), self.data.instance
-        flow = np.bincount(
-            self.flow_cell, instance.arrival_rates[self.flow_class] * x[self.pi], self.low.size
-        )
+        x, problem = np.array(self.highs.getSolution().col_value), self.data.problem
+        flow = np.bincount(self.flow_cell, problem.arrival_rates[self.flow_class] * x[self.pi], self.low.size)
         more = wait(np.minimum(self.high, STEEPEST)) - self._wait
-        hidden = flow * instance.queueing_factors[self.cell_config] * more
+        hidden = flow * problem.queueing_factors[self.cell_config] * more
         edges = [list(e) for e in self.edges]
         for c in np.flatnonzero(hidden > HIDDEN * hidden.sum()).tolist():
             k, low, high = self.cell_config[c], 1 - self.low[c], 1 - min(self.high[c], STEEPEST)
@@ -261,7 +259,7 @@ class Levels(Program):
 
     def _point(self) -> Point:
         i, k, c, ck = self.flow_class, self.flow_config, self.flow_cell, self.cell_config
-        instance, data, configs = self.data.instance, self.data, self.shape[1]
+        problem, data, configs = self.data.problem, self.data, self.shape[1]
         solution = self.highs.getSolution()
         x = np.array(solution.col_value)
 
@@ -273,8 +271,8 @@ class Levels(Program):
         kept[free] -= self.unit[i[free]] * x[self.d[free]]
         cached = np.where(self._caches, flow, 0.0)
         pi, h, y, t = matrix(flow), matrix(kept), matrix(cached), matrix(cached * self._held)
-        held = instance.input_tokens[:, None] * pi + h - instance.prefix_tokens[:, None] * y
-        load = (data.per_token * held).sum(axis=0) + instance.prefix_tokens @ t / instance.kv_tokens
+        held = problem.input_tokens[:, None] * pi + h - problem.prefix_tokens[:, None] * y
+        load = (data.per_token * held).sum(axis=0) + problem.prefix_tokens @ t / problem.kv_tokens
         prices = np.maximum(-np.array(solution.row_dual), 0.0) * self.scale
         load_price, memory_price = np.zeros(configs), np.zeros(configs)
         np.maximum.at(load_price, ck, prices[self._load])
@@ -288,7 +286,7 @@ class Levels(Program):
             v=v,
             load=load,
             wait=wait(np.minimum(v, STEEPEST)),
-            late=x[self.late] * instance.latency_slos,
+            late=x[self.late] * problem.latency_slos,
             pi=pi,
             h=h,
             q=matrix(flow * self._wait[c]),
@@ -309,7 +307,7 @@ class Levels(Program):
         etas = data.high - np.where(some, saved / np.where(some, admitted, 1.0), 0.0)
         etas = np.clip(etas, data.low, data.high)
         excess = data.worst_cases(np.arange(etas.size), etas) - data.cheapest
-        missing = data.instance.arrival_rates * admitted * excess - x[self.cost] * self.scale
+        missing = data.problem.arrival_rates * admitted * excess - x[self.cost] * self.scale
         take = np.flatnonzero(some & (missing > 0.02 * tolerance))
         if missing[take].sum() < tolerance:
             return False

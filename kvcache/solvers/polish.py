@@ -34,48 +34,48 @@ def prefixes_for(data: Data, z: Floats, pi: Floats, memory_binds: Bools) -> Bool
     Where only the headroom lifts the count above one, caching saves memory but adds to the load; it is
     then used on the configurations (K,) whose memory binds.
     """
-    instance = data.instance
-    per_group = np.where(z > 0, instance.offered_loads * pi / np.maximum(z, 1), 0.0)
+    problem = data.problem
+    per_group = np.where(z > 0, problem.offered_loads * pi / np.maximum(z, 1), 0.0)
     useful = data.prefix_useful & (z > 0)
     cached = per_group > 1
-    cached |= memory_binds & ((1 + instance.headroom) * per_group > 1)
+    cached |= memory_binds & ((1 + problem.headroom) * per_group > 1)
     return cached & useful
 
 
 def fit(data: Data, z: Floats, eta: Floats, pi: Floats, delta: Bools) -> Policy:
     """The policy nearest to a solution of a linear program that meets every constraint."""
-    instance = data.instance
+    problem = data.problem
     pi = np.where((z > 0) & (pi > NEGLIGIBLE), pi, 0.0)
     pi = pi / np.maximum(pi.sum(axis=1, keepdims=True), 1.0)
     pi = np.minimum(pi, z)
     eta = np.clip(eta, data.low, data.high)
     delta = delta & (z > 0)
-    kv = instance.kv_tokens
+    kv = problem.kv_tokens
     # Prefixes that leave no room for requests are dropped.
-    delta = delta & ((instance.prefix_tokens @ delta) < kv)
-    held = instance.input_tokens[:, None] + eta[:, None] - delta * instance.prefix_tokens[:, None]
-    requests = (instance.offered_loads * pi * held).sum(axis=0) / np.maximum(z, 1) / kv
-    prefixes = (instance.prefix_tokens @ delta) / kv
-    room = np.minimum((1 - prefixes) / (1 + instance.headroom), FULLEST - prefixes)
+    delta = delta & ((problem.prefix_tokens @ delta) < kv)
+    held = problem.input_tokens[:, None] + eta[:, None] - delta * problem.prefix_tokens[:, None]
+    requests = (problem.offered_loads * pi * held).sum(axis=0) / np.maximum(z, 1) / kv
+    prefixes = (problem.prefix_tokens @ delta) / kv
+    room = np.minimum((1 - prefixes) / (1 + problem.headroom), FULLEST - prefixes)
     factor = np.where(requests > room, np.maximum(room, 0.0) / np.maximum(requests, 1e-300), 1.0)
-    return Policy.of(instance, z, eta, pi * factor, delta)
+    return Policy.of(problem, z, eta, pi * factor, delta)
 
 
 def _step(
     data: Data, z: Floats, eta0: Floats, pi0: Floats, delta: Bools, pairs: Bools, reach: float
 ) -> tuple[Floats, Floats] | None:
     """The linear program around (pi0, eta0): (eta, pi), or None when it has no solution."""
-    instance, costs = data.instance, data.instance.costs
+    problem, costs = data.problem, data.problem.costs
     i, k = np.nonzero(pairs)
     used = np.unique(k)
     classes, pair_count = eta0.size, i.size
     a = data.per_token / np.maximum(z, 1)
-    held = instance.input_tokens[:, None] + eta0[:, None] - delta * instance.prefix_tokens[:, None]
-    prefixes = (instance.prefix_tokens @ delta) / instance.kv_tokens
+    held = problem.input_tokens[:, None] + eta0[:, None] - delta * problem.prefix_tokens[:, None]
+    prefixes = (problem.prefix_tokens @ delta) / problem.kv_tokens
     v0 = np.minimum((a * pi0 * held).sum(axis=0) + prefixes, FULLEST)
     w0 = wait(v0)
-    phi, deadline = instance.queueing_factors, instance.latency_slos
-    rates, admitted = instance.arrival_rates, pi0.sum(axis=1)
+    phi, deadline = problem.queueing_factors, problem.latency_slos
+    rates, admitted = problem.arrival_rates, pi0.sum(axis=1)
     scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
 
     unit = np.maximum(data.high, 1.0)
@@ -126,7 +126,7 @@ def _step(
                 np.r_[at_late[c], mine, at_w[kk]],
                 np.r_[
                     1.0,
-                    1 - (instance.service_times[c, kk] + phi[kk] * w0[kk]) / deadline[c],
+                    1 - (problem.service_times[c, kk] + phi[kk] * w0[kk]) / deadline[c],
                     -phi[kk] * pi0[c, kk] / deadline[c],
                 ],
                 l=-float((phi[kk] * pi0[c, kk] * w0[kk]).sum() / deadline[c]),
@@ -135,7 +135,7 @@ def _step(
         lines = zip(slopes[:, c].tolist(), (values - slopes * points)[:, c].tolist(), strict=True)
         for steep, at_zero in sorted(set(lines)):
             add([at_cost[c], at_eta[c]], [1.0, -steep * unit[c]], l=at_zero - here[c])
-    headroom = 1 + instance.headroom
+    headroom = 1 + problem.headroom
     for kk in used:
         mine = np.flatnonzero(k == kk)
         c = i[mine]
@@ -175,15 +175,15 @@ def polish(data: Data, policy: Policy, *, steps: int = 12, precision: float = 1e
     Ends after ``steps`` linear programs or when a step gains less than ``precision`` of the cost in a
     small trust region.
     """
-    instance = data.instance
-    best, value = policy, evaluate(instance, policy).objective
+    problem = data.problem
+    best, value = policy, evaluate(problem, policy).objective
     z = policy.groups.astype(float)
     pairs = np.broadcast_to(z > 0, policy.routing.shape)
     if not pairs.any():
         return best
     reach = 0.3
     for _ in range(steps):
-        eta0 = best.reservations - instance.input_tokens
+        eta0 = best.reservations - problem.input_tokens
         delta = best.prefix_cache
         found = _step(data, z, eta0, best.routing, delta, pairs, reach)
         if found is None:
@@ -193,7 +193,7 @@ def polish(data: Data, policy: Policy, *, steps: int = 12, precision: float = 1e
         gain = 0.0
         for choice in _prefix_choices(data, z, pi, delta):
             candidate = fit(data, z, eta, pi, choice)
-            cost = evaluate(instance, candidate).objective
+            cost = evaluate(problem, candidate).objective
             if cost < value:
                 gain += value - cost
                 best, value = candidate, cost

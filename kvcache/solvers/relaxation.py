@@ -41,7 +41,7 @@ import highspy
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvcache.instance import Instance
+from kvcache.problem import Problem
 from kvcache.solvers.highs import engine
 
 __all__ = ["Box", "Cut", "Data", "Point", "Program", "Relaxation", "Tangents", "packed", "unpacked", "wait"]
@@ -86,49 +86,49 @@ def wait(v: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Data:
-    """An instance as the arrays that the relaxation and the local search use.
+    """A problem as the arrays that the relaxation and the local search use.
 
     ``low`` and ``high`` (I,) bound eta. They are equal where the reservations are prescribed. ``groups`` (K,)
     is z where that is.
     """
 
-    instance: Instance
+    problem: Problem
     low: Floats
     high: Floats
     groups: Floats | None = None
 
     @classmethod
     def of(
-        cls, instance: Instance, reservations: ArrayLike | None = None, groups: ArrayLike | None = None
+        cls, problem: Problem, reservations: ArrayLike | None = None, groups: ArrayLike | None = None
     ) -> Data:
         """``reservations`` (I,): r_i = L_in + eta_i in tokens, ``groups`` (K,): z; None to optimise them."""
         if groups is not None:
             groups = np.asarray(groups, dtype=float)
-            if groups.shape != instance.group_gpus.shape or not np.all((groups >= 0) & (groups % 1 == 0)):
+            if groups.shape != problem.group_gpus.shape or not np.all((groups >= 0) & (groups % 1 == 0)):
                 raise ValueError(f"groups: {groups.tolist()}; expected a whole number per configuration")
-            if groups @ instance.group_gpus > instance.gpus:
+            if groups @ problem.group_gpus > problem.gpus:
                 raise ValueError(
-                    f"groups: {groups.tolist()} use {groups @ instance.group_gpus:g} GPUs; expected at most "
-                    f"{instance.gpus}"
+                    f"groups: {groups.tolist()} use {groups @ problem.group_gpus:g} GPUs; expected at most "
+                    f"{problem.gpus}"
                 )
         if reservations is None:
-            none = np.zeros(len(instance.classes))
-            return cls(instance, none, instance.unconstrained_reservations(), groups)
-        eta = np.asarray(reservations, dtype=float) - instance.input_tokens
-        slack = 1e-9 * instance.max_output_tokens
-        if eta.shape != (len(instance.classes),) or not np.all(
-            (eta >= -slack) & (eta <= instance.max_output_tokens + slack)
+            none = np.zeros(len(problem.classes))
+            return cls(problem, none, problem.unconstrained_reservations(), groups)
+        eta = np.asarray(reservations, dtype=float) - problem.input_tokens
+        slack = 1e-9 * problem.max_output_tokens
+        if eta.shape != (len(problem.classes),) or not np.all(
+            (eta >= -slack) & (eta <= problem.max_output_tokens + slack)
         ):
             raise ValueError(
                 f"reservations: {reservations}; expected one per class within [L_in, L_in + L_max] tokens"
             )
-        eta = np.clip(eta, 0.0, instance.max_output_tokens)
-        return cls(instance, eta, eta, groups)
+        eta = np.clip(eta, 0.0, problem.max_output_tokens)
+        return cls(problem, eta, eta, groups)
 
     @cached_property
     def per_token(self) -> Floats:
         """(I, K) u_ik / M_k: share of a group held per token of class i reserved, if all of i went to k."""
-        return self.instance.offered_loads / self.instance.kv_tokens
+        return self.problem.offered_loads / self.problem.kv_tokens
 
     @cached_property
     def cheapest(self) -> Floats:
@@ -137,10 +137,8 @@ class Data:
 
     def cut(self, i: int, eta: float | Floats) -> tuple[float, float] | tuple[Floats, Floats]:
         """Value and slope of WC_i at eta, a number or an array."""
-        costs = self.instance.costs
-        return self.instance.ambiguity.cut(
-            self.instance.classes[i].output, eta, costs.preemption, costs.waste
-        )
+        costs = self.problem.costs
+        return self.problem.ambiguity.cut(self.problem.classes[i].output, eta, costs.preemption, costs.waste)
 
     @cached_property
     def _per_token(self) -> int:
@@ -175,9 +173,9 @@ class Data:
     @cached_property
     def prefix_useful(self) -> NDArray[np.bool_]:
         """(I, K) whether caching the prefix of i on some group of k can pay at all."""
-        u, L = self.instance.offered_loads, self.instance.prefix_tokens
-        headroom = 1 + self.instance.headroom
-        return (L > 0)[:, None] & (headroom * u > 1) & (L[:, None] < self.instance.kv_tokens)
+        u, L = self.problem.offered_loads, self.problem.prefix_tokens
+        headroom = 1 + self.problem.headroom
+        return (L > 0)[:, None] & (headroom * u > 1) & (L[:, None] < self.problem.kv_tokens)
 
     @cached_property
     def better(self) -> NDArray[np.bool_]:
@@ -186,11 +184,11 @@ class Data:
         Groups of j without any of k can then be exchanged one for one, so j needs k beside it. Of two
         equal configurations only the later needs the earlier. Nothing can be exchanged where z is given.
         """
-        instance = self.instance
+        problem = self.problem
         if self.groups is not None:
             return np.zeros(2 * self.groups.shape, dtype=bool)
-        T, M = instance.service_times, instance.kv_tokens
-        phi, n = instance.queueing_factors, instance.group_gpus
+        T, M = problem.service_times, problem.kv_tokens
+        phi, n = problem.queueing_factors, problem.group_gpus
         count = n.size
         as_good = np.array(
             [
@@ -207,8 +205,8 @@ class Data:
     @cached_property
     def servable(self) -> NDArray[np.bool_]:
         """(I, K) False where no group of k can hold what its smallest share of class i needs."""
-        most = self.instance.max_groups if self.groups is None else self.groups
-        return np.broadcast_to(most > 0, self.instance.offered_loads.shape)
+        most = self.problem.max_groups if self.groups is None else self.groups
+        return np.broadcast_to(most > 0, self.problem.offered_loads.shape)
 
 
 def fullest(data: Data) -> Floats:
@@ -223,24 +221,24 @@ def fullest(data: Data) -> Floats:
     W_k <= c_rej / c_slo + sum_i lambda_i D_i / sum_i lambda_i pi_ik, where the last sum is at least
     v_k / max_i T_ik (L_in + eta + kappa L) / M_k, since that is what loads a group to v_k.
     """
-    instance, headroom = data.instance, 1 + data.instance.headroom
-    prefix = instance.prefix_tokens
-    own = instance.input_tokens + data.low - prefix
+    problem, headroom = data.problem, 1 + data.problem.headroom
+    prefix = problem.prefix_tokens
+    own = problem.input_tokens + data.low - prefix
     with np.errstate(divide="ignore"):
         ratio = np.where(prefix > 0, prefix / own, 0.0)
     most = headroom * np.where(data.prefix_useful, ratio[:, None], 0.0).max(axis=0)
     finite = np.isfinite(most)
     by_memory = np.where(finite, (1 + most) / (headroom + np.where(finite, most, 0.0)), 1.0)
-    together = np.minimum((prefix[:, None] * data.prefix_useful).sum(axis=0) / instance.kv_tokens, 1.0)
-    by_memory = np.minimum(by_memory, (1 + instance.headroom * together) / headroom)
-    costs = instance.costs
+    together = np.minimum((prefix[:, None] * data.prefix_useful).sum(axis=0) / problem.kv_tokens, 1.0)
+    by_memory = np.minimum(by_memory, (1 + problem.headroom * together) / headroom)
+    costs = problem.costs
     if costs.slo == 0:
         return by_memory
-    held = instance.input_tokens + data.high + instance.headroom * prefix
-    heaviest = (instance.service_times * held[:, None]).max(axis=0) / instance.kv_tokens
+    held = problem.input_tokens + data.high + problem.headroom * prefix
+    heaviest = (problem.service_times * held[:, None]).max(axis=0) / problem.kv_tokens
     # Where v >= 1/2; below, the claim v <= max(1/2, ...) needs no proof.
-    longest = costs.rejection / costs.slo + 2 * heaviest * (instance.arrival_rates @ instance.latency_slos)
-    return np.minimum(by_memory, np.maximum(0.5, longest / (instance.queueing_factors + longest)))
+    longest = costs.rejection / costs.slo + 2 * heaviest * (problem.arrival_rates @ problem.latency_slos)
+    return np.minimum(by_memory, np.maximum(0.5, longest / (problem.queueing_factors + longest)))
 
 
 @dataclass(frozen=True)
@@ -263,12 +261,12 @@ class Box:
     @classmethod
     def root(cls, data: Data) -> Box:
         """The whole feasible region, but for policies that another one dominates."""
-        instance = data.instance
-        classes, configs = instance.offered_loads.shape
+        problem = data.problem
+        classes, configs = problem.offered_loads.shape
         useful, z = data.prefix_useful, data.groups
         return cls(
             zl=np.zeros(configs) if z is None else z,
-            zu=instance.max_groups.astype(float) if z is None else z,
+            zu=problem.max_groups.astype(float) if z is None else z,
             vl=np.zeros(configs),
             vu=fullest(data),
             el=data.low,
@@ -278,12 +276,12 @@ class Box:
             dl=np.zeros((classes, configs), dtype=bool),
             du=useful & data.servable,
             gl=0.0,
-            gu=float(instance.gpus),
+            gu=float(problem.gpus),
         )
 
     @classmethod
     def everything(cls, classes: int, configs: int) -> Box:
-        """All policies, of whatever instance of this shape."""
+        """All policies, of whatever problem of this shape."""
         k, i, ik = np.ones(configs), np.ones(classes), np.ones((classes, configs))
         yes = ik.astype(bool)
         return cls(0 * k, INF * k, 0 * k, k, 0 * i, INF * i, 0 * ik, ik, ~yes, yes, 0.0, INF)
@@ -318,8 +316,8 @@ class Box:
 
     def tightened(self, data: Data) -> Box | None:
         """The box after propagation of the budget and of the prefix rules; None when nothing is left."""
-        instance = data.instance
-        n, u, headroom = instance.group_gpus, instance.offered_loads, 1 + instance.headroom
+        problem = data.problem
+        n, u, headroom = problem.group_gpus, problem.offered_loads, 1 + problem.headroom
         spare = self.gu - n @ self.zl
         if spare < 0:
             return None
@@ -504,14 +502,14 @@ class Relaxation(Program):
         Pairs whose ``pu`` is 0 here are left out for good.
     pool : Tangents
         Tangents of WC known so far. Those found here are added to it.
-    cuts : what `cuts` was of a relaxation of the same pairs, perhaps of another instance. The same
-        inequalities are then added, at the same places and in the same order, from this instance's data;
+    cuts : what `cuts` was of a relaxation of the same pairs, perhaps of another problem. The same
+        inequalities are then added, at the same places and in the same order, from this problem's data;
         the pool is left aside.
     """
 
     def __init__(self, data: Data, box: Box, pool: Tangents, cuts: Sequence[Cut] | None = None) -> None:
         self.data = data
-        instance, costs = data.instance, data.instance.costs
+        problem, costs = data.problem, data.problem.costs
         self.shape = classes, configs = box.pu.shape
         self.configs = tuple(np.flatnonzero((box.pu > 0).any(axis=0)).tolist())
         self.pair_class, self.pair_config = i, k = np.nonzero(box.pu > 0)
@@ -521,7 +519,7 @@ class Relaxation(Program):
         prefix = box.du[i, k]
 
         # Columns, scaled so that all but a few lie within [0, 1] and the objective is about 1e4.
-        rates = instance.arrival_rates
+        rates = problem.arrival_rates
         self.scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
         self.offset = costs.rejection * float(rates.sum())
         self.eta_unit = np.maximum(data.high, 1.0)
@@ -547,8 +545,8 @@ class Relaxation(Program):
         self._blocks = (self.q, self.pi, self.h, self.y, self.t)
 
         cost = np.zeros(self._columns)
-        cost[self.z] = costs.gpu * instance.group_gpus
-        cost[self.late] = costs.slo * rates * instance.latency_slos
+        cost[self.z] = costs.gpu * problem.group_gpus
+        cost[self.late] = costs.slo * rates * problem.latency_slos
         cost[self.pi] = rates[i] * (data.cheapest[i] - costs.rejection)
         cost[self.w[has_h]] = self.scale
 
@@ -573,13 +571,13 @@ class Relaxation(Program):
             self._boxed.append((row, column, name))
 
         a = data.per_token[i, k]
-        headroom = 1 + instance.headroom
-        prompt, prefixes = instance.input_tokens[i], instance.prefix_tokens[i]
+        headroom = 1 + problem.headroom
+        prompt, prefixes = problem.input_tokens[i], problem.prefix_tokens[i]
         fixed_eta = np.where(free, 0.0, data.high)[i]
-        share = prefixes / instance.kv_tokens[k]
+        share = prefixes / problem.kv_tokens[k]
 
         self._budget = rows(1)
-        put(np.repeat(self._budget, configs), self.z, instance.group_gpus)
+        put(np.repeat(self._budget, configs), self.z, problem.group_gpus)
         self.row_memory = rows(configs, -INF, 0.0)
         self.row_load = rows(configs, 0.0, 0.0)
         for row, factor, own in ((self.row_memory, headroom, self.z), (self.row_load, 1.0, self.load)):
@@ -592,11 +590,11 @@ class Relaxation(Program):
         put(admission[i], self.pi, 1.0)
         self.row_tardy = rows(classes, 0.0, INF)
         put(self.row_tardy, self.late, 1.0)
-        put(self.row_tardy[i], self.pi, 1 - instance.service_times[i, k] / instance.latency_slos[i])
+        put(self.row_tardy[i], self.pi, 1 - problem.service_times[i, k] / problem.latency_slos[i])
         put(
             self.row_tardy[i[has_q]],
             self.q[has_q],
-            -(instance.queueing_factors[k] / instance.latency_slos[i])[has_q],
+            -(problem.queueing_factors[k] / problem.latency_slos[i])[has_q],
         )
         deployed = rows(pairs, -INF, 0.0)
         put(deployed, self.pi, 1.0)
@@ -658,7 +656,7 @@ class Relaxation(Program):
         highest = wait(box.vu)[k]
         per_h = np.where(has_h, self.eta_unit[i], 0.0)
         cached = (a * rest * highest, -a * rest * highest, np.where(prefix, share * highest, 0.0))
-        self._families = [(a * (whole + instance.headroom * rest), zero, zero, zero, zero)]
+        self._families = [(a * (whole + problem.headroom * rest), zero, zero, zero, zero)]
         if np.isfinite(highest).all():
             self._families += [
                 (a * (whole - rest), cached[0], zero, cached[1], cached[2]),
@@ -691,15 +689,15 @@ class Relaxation(Program):
     @staticmethod
     def queueing(data: Data, box: Box) -> NDArray[np.bool_]:
         """(K,) whether waiting on k can make some class tardy, at a price."""
-        instance = data.instance
-        if instance.costs.slo == 0:
+        problem = data.problem
+        if problem.costs.slo == 0:
             return np.zeros(box.zu.size, dtype=bool)
         with np.errstate(invalid="ignore"):
-            longest = instance.queueing_factors * wait(box.vu)
+            longest = problem.queueing_factors * wait(box.vu)
         served = box.pu > 0
-        response = np.where(served, instance.service_times + longest, -np.inf)
+        response = np.where(served, problem.service_times + longest, -np.inf)
         # One slow configuration makes the mean of a class late on all of them.
-        late = response.max(axis=1) > instance.latency_slos
+        late = response.max(axis=1) > problem.latency_slos
         return (served & late[:, None]).any(axis=0)
 
     # ---- the program --------------------------------------------------------------------------
@@ -734,14 +732,14 @@ class Relaxation(Program):
         pl, pu = box.pl[i, k], box.pu[i, k]
         unit = self.eta_unit[i[hi]]
         one_group = np.maximum(box.zl, 1.0)[k[yi]]
-        headroom = 1 + data.instance.headroom
+        headroom = 1 + data.problem.headroom
         # With delta = 1 the class and its prefix alone must fit: t (M - L) >= (1 + kappa) u (r - L) y.
-        prefix = data.instance.prefix_tokens[i[yi]]
-        room = data.instance.kv_tokens[k[yi]] - prefix
+        prefix = data.problem.prefix_tokens[i[yi]]
+        room = data.problem.kv_tokens[k[yi]] - prefix
         alone = (
             headroom
-            * data.instance.offered_loads[i[yi], k[yi]]
-            * (data.instance.input_tokens[i[yi]] - prefix + box.el[i[yi]])
+            * data.problem.offered_loads[i[yi], k[yi]]
+            * (data.problem.input_tokens[i[yi]] - prefix + box.el[i[yi]])
             / room
         )
         cached = box.dl[i[yi], k[yi]]
@@ -819,7 +817,7 @@ class Relaxation(Program):
         self._waiting = []
 
     def _repeat(self, cuts: Sequence[Cut]) -> None:
-        """Add the tangents that another relaxation had, where they touch this instance's functions.
+        """Add the tangents that another relaxation had, where they touch this problem's functions.
 
         Those without a counterpart are left out, such as of a wait that makes nobody late here.
         """
@@ -848,7 +846,7 @@ class Relaxation(Program):
             return
         data, i = self.data, self.pair_class[pairs]
         self.cuts.append(("cost", pairs, (etas - data.low[i]) / (data.high[i] - data.low[i])))
-        rates = data.instance.arrival_rates[i] / self.scale
+        rates = data.problem.arrival_rates[i] / self.scale
         on_pi = -rates * (values - slopes * etas - data.cheapest[i])
         on_h = -rates * slopes * self.eta_unit[i]
         columns = np.column_stack([self.w[pairs], self.pi[pairs], self.h[pairs]]).tolist()
@@ -922,7 +920,7 @@ class Relaxation(Program):
             v=x[self.v],
             load=x[self.load],
             wait=x[self.wait],
-            late=x[self.late] * self.data.instance.latency_slos,
+            late=x[self.late] * self.data.problem.latency_slos,
             pi=pi,
             h=h,
             q=matrix(self.q),
@@ -939,7 +937,7 @@ class Relaxation(Program):
         """Add the tangents that ``point`` violates; whether any was worth it."""
         x = np.array(self.highs.getSolution().col_value)
         worth = 0.0
-        rates = self.data.instance.arrival_rates
+        rates = self.data.problem.arrival_rates
         found: list[tuple[NDArray, Floats, Floats, Floats]] = []
         shares = x[self.pi]
         active = np.flatnonzero(self.has_h & (shares > 1e-7))
@@ -955,8 +953,8 @@ class Relaxation(Program):
             mine = take & (i == c)
             found.append((active[mine], etas[mine], *self.data.cut(c, etas[mine])))
         steep, products = [], []
-        instance = self.data.instance
-        prices = instance.costs.slo * instance.queueing_factors * (rates @ point.pi)
+        problem = self.data.problem
+        prices = problem.costs.slo * problem.queueing_factors * (rates @ point.pi)
         for k in np.unique(self.pair_config[self.has_q]).tolist():
             v = min(float(point.v[k]), STEEPEST)
             low = prices[k] * (v / (1 - v) - point.wait[k])

@@ -1,0 +1,108 @@
+"""A panel to turn the knobs of the single-class problem, which is also a picture where nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ipywidgets as widgets
+
+from kvcache.ambiguity import AmbiguitySet, Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf
+from kvcache.lengths import LengthDistribution
+from kvcache.paper.experiments.fractile import all_traces, with_bound
+from kvcache.paper.plots import shown
+from kvcache.paper.plots.fractile import panel
+
+__all__ = ["Panel"]
+
+
+@dataclass(frozen=True)
+class _Knob:
+    """The one parameter of a set: its name, range, first value, and the set it makes."""
+
+    name: str
+    low: float
+    high: float
+    first: float
+    make: Callable[[float], AmbiguitySet]
+
+
+KNOBS: Mapping[str, _Knob] = {
+    "Wasserstein-1": _Knob("radius / mean", 0.0, 2.0, 0.15, lambda r: Wasserstein1(r, relative=True)),
+    "Wasserstein-inf": _Knob("radius / mean", 0.0, 2.0, 0.15, lambda r: WassersteinInf(r, relative=True)),
+    "CVaR": _Knob("level", 0.0, 0.95, 0.2, CVaR),
+    "Contamination": _Knob("share", 0.0, 0.3, 0.02, Contamination),
+    "Scale shift": _Knob("largest factor", 1.0, 3.0, 1.5, lambda s: ScaleShift(1.0, s)),
+}
+RATIOS = (1, 2, 5, 10, 20, 50, 100, 200)
+OWN_BOUND = "the trace's own"
+BOUNDS = (OWN_BOUND, 512, 1024, 2048, 4096, 8192, 16384, 32768)
+
+
+class Panel(widgets.VBox):
+    """Trace, cost ratio, set, its size and L_max as controls over `kvcache.paper.plots.fractile.panel`.
+
+    With a kernel it reacts; a reader without one (a repository's web page, a static report) gets the
+    picture of the first setting in its place.
+
+    Parameters
+    ----------
+    traces : distributions by name; all committed traces unless given.
+    trace : which is shown first.
+    rho : the first cost ratio, one of `RATIOS`.
+    """
+
+    def __init__(
+        self,
+        traces: Mapping[str, LengthDistribution] | None = None,
+        trace: str = "azure-2023-conv",
+        rho: float = 20,
+        **options: Any,
+    ) -> None:
+        self._traces = dict(all_traces() if traces is None else traces)
+        wide = {"description_width": "7em"}
+        self._trace = widgets.Dropdown(
+            options=list(self._traces), value=trace, description="trace", style=wide
+        )
+        self._rho = widgets.SelectionSlider(options=RATIOS, value=rho, description="ρ", style=wide)
+        self._set = widgets.Dropdown(options=list(KNOBS), description="set", style=wide)
+        self._size = widgets.FloatSlider(step=0.01, continuous_update=False, style=wide)
+        self._bound = widgets.SelectionSlider(options=BOUNDS, description="L_max", style=wide)
+        self._image = widgets.Image(format="png", width=800)
+        self._turn()
+        self._set.observe(lambda _: self._turn(), "value")
+        for control in (self._trace, self._rho, self._bound):
+            control.observe(lambda _: self._draw(), "value")
+        controls = [self._trace, self._rho, self._set, self._size, self._bound]
+        super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self._image], **options)
+
+    @property
+    def distribution(self) -> LengthDistribution:
+        """The trace under the chosen L_max."""
+        dist = self._traces[self._trace.value]
+        return dist if self._bound.value == OWN_BOUND else with_bound(dist, self._bound.value)
+
+    @property
+    def ambiguity(self) -> AmbiguitySet:
+        """The chosen set at its chosen size."""
+        return KNOBS[self._set.value].make(self._size.value)
+
+    def _turn(self) -> None:
+        """Give the size the range and the first value of the chosen set."""
+        knob = KNOBS[self._set.value]
+        self._size.unobserve_all("value")
+        self._size.min, self._size.max = min(knob.low, self._size.min), max(knob.high, self._size.max)
+        self._size.value = knob.first
+        self._size.min, self._size.max = knob.low, knob.high
+        self._size.description = knob.name
+        self._size.observe(lambda _: self._draw(), "value")
+        self._draw()
+
+    def _draw(self) -> None:
+        self._image.value = shown(panel(self.distribution, self.ambiguity, self._rho.value)).data
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        bundle = super()._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        return {**data, "image/png": bytes(self._image.value), "text/plain": "Panel"}, metadata
