@@ -131,8 +131,9 @@ def test_every_part_of_the_package_is_in_the_reading_order_once():
     named = re.findall("`([a-z_0-9]+)`", SECTIONS["Reading the code"])
     assert sorted(named) == sorted(set(named)), "named twice"
     package = ROOT / "kvcache"
-    parts = {path.stem for path in package.glob("*.py")} - {"__init__"}
-    parts |= {path.parent.name for path in package.glob("*/__init__.py")}
+    parts = {path.stem for folder in (package, package / "paper") for path in folder.glob("*.py")}
+    parts |= {path.parent.name for depth in ("*", "paper/*") for path in package.glob(f"{depth}/__init__.py")}
+    parts -= {"__init__"}
     assert [name for name in sorted(parts) if name not in named] == []
     assert set(named) <= parts | {path.stem for path in package.rglob("*.py")}
 
