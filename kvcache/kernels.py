@@ -25,8 +25,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kvcache.cluster import GPU, Model, ParallelConfig, check_utilisation
 from kvcache.engine.steps import FitErrors, StepCost, StepTable
+from kvcache.hardware import GPU, Model, ParallelConfig, check_utilisation
 from kvcache.models import carried_models, read_model
 
 __all__ = [

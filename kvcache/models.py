@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvcache.cluster import CacheLayers, Model
+from kvcache.hardware import CacheLayers, Model
 
 __all__ = ["ARCHITECTURES", "ModelError", "carried_models", "read_model"]
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from kvcache import kernels
-from kvcache.cluster import GPU, Model, ParallelConfig
+from kvcache.hardware import GPU, Model, ParallelConfig
 from kvcache.kernels import carried_gpu, carried_gpus, group, parallel_choices, read_kv_tokens, roofline
 from kvcache.models import carried_models
 
