@@ -38,8 +38,8 @@ NOTEBOOKS := $(sort $(wildcard notebooks/[0-9]*.ipynb))
 NAMES := $(notdir $(basename $(NOTEBOOKS)))
 BUILD := build/$(PROFILE)
 EXECUTED := $(NAMES:%=$(BUILD)/%.ipynb)
-# The ledger reads the tables of all the others.
-LEDGER := $(filter %_claims.ipynb,$(EXECUTED))
+# The claims are judged from the tables of all the others.
+CLAIMS := $(filter %_claims.ipynb,$(EXECUTED))
 PACKAGE := $(wildcard $(addprefix kvcache/,*.py */*.py */*/*.py */*/*/*.py data/* paper/data/*))
 DATA := $(wildcard data/digests/* data/sources.toml)
 BENCHES := $(sort $(wildcard tests/bench_*.py))
@@ -102,7 +102,7 @@ $(NAMES): %: $(BUILD)/%.ipynb
 $(EXECUTED): $(BUILD)/%.ipynb: notebooks/%.ipynb $(PACKAGE) $(DATA) requirements.txt | $(READY)
 	@$(PY) -m kvcache.paper.pages.notebook run $< --profile $(PROFILE)
 
-$(LEDGER): $(filter-out $(LEDGER),$(EXECUTED))
+$(CLAIMS): $(filter-out $(CLAIMS),$(EXECUTED))
 
 reproduce: $(BUILD)/claims.txt ## everything, then the claims; PROFILE=full runs the paper's sizes
 	@echo "reproduce: profile $(PROFILE) is up to date; notebooks and claims.txt are in $(BUILD)"

@@ -11,12 +11,12 @@ from kvcache.hardware import ParallelConfig
 from kvcache.policy import Policy, evaluate
 from kvcache.problem import Problem
 
-__all__ = ["ENGINES", "group_table", "launch_arguments", "routing_table"]
+__all__ = ["FLAGS", "group_table", "launch_arguments", "routing_table"]
 
 #: Command-line names of tensor parallelism, pipeline parallelism and the limit on running requests; and the
 #: word that asks for prefix caching, where that is not always on. An engine gives its cached prefixes up when
 #: memory is short, so none is told to do without.
-ENGINES = {
+FLAGS = {
     "vllm": (
         "--tensor-parallel-size",
         "--pipeline-parallel-size",
@@ -86,16 +86,16 @@ def launch_arguments(groups: pd.DataFrame, engine: str) -> dict[str, str]:
     Parameters
     ----------
     groups : of `group_table`; its configurations are named like ``TP4xPP2``.
-    engine : a key of `ENGINES`.
+    engine : a key of `FLAGS`.
 
     Raises
     ------
     ValueError
         For another engine, or a configuration whose name does not tell its parallelism.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}; expected one of {sorted(ENGINES)}")
-    *names, caching = ENGINES[engine]
+    if engine not in FLAGS:
+        raise ValueError(f"engine is {engine!r}; expected one of {sorted(FLAGS)}")
+    *names, caching = FLAGS[engine]
     arguments = {}
     for row in groups.itertuples():
         match = re.fullmatch(r"TP(\d+)xPP(\d+)", row.config)

@@ -161,9 +161,9 @@ class Evaluation:
 def evaluate(problem: Problem, policy: Policy) -> Evaluation:
     """Objective and constraint slacks of a policy: the only place where they are computed.
 
-    Terms (cost per second): ``gpu``, ``reservation`` (worst-case preemption and waste), ``slo``,
+    Terms (cost per second): ``gpu``, ``mismatch`` (worst-case preemption and waste), ``slo``,
     ``rejection``. Slacks (>= 0 when met, relative to the right-hand side): ``gpus`` (6b), ``deployed``
-    (6c), ``admission`` (6d), ``routing`` (pi >= 0), ``memory`` (6e), ``reservation`` (0 <= eta <= L_max),
+    (6c), ``admission`` (6d), ``routing`` (pi >= 0), ``memory`` (6e), ``eta`` (0 <= eta <= L_max),
     ``stable`` (v_k < 1 where requests are served). The tardiness s_i is the smallest that (6f) allows.
     Where v_k >= 1 the wait is infinite, and so is the objective if tardiness costs anything.
     """
@@ -197,7 +197,7 @@ def evaluate(problem: Problem, policy: Policy) -> Evaluation:
     late = tardiness[tardiness > 0] @ rates[tardiness > 0] if costs.slo > 0 else 0.0
     terms = {
         "gpu": float(costs.gpu * (z @ problem.group_gpus)),
-        "reservation": float(rates @ (admitted * worst_case)),
+        "mismatch": float(rates @ (admitted * worst_case)),
         "slo": float(costs.slo * late) if costs.slo > 0 else 0.0,
         "rejection": float(costs.rejection * (rates @ (1 - admitted))),
     }
@@ -211,7 +211,7 @@ def evaluate(problem: Problem, policy: Policy) -> Evaluation:
         "memory": np.where(
             deployed, 1 - ((1 + problem.headroom) * requests + prefixes) / problem.kv_tokens, 0.0
         ),
-        "reservation": np.minimum(eta, problem.max_output_tokens - eta) / bound,
+        "eta": np.minimum(eta, problem.max_output_tokens - eta) / bound,
         "stable": np.where(serving & ~stable, -1.0, 0.0),
     }
     return Evaluation(terms, slacks, utilisation, waits, tardiness, worst_case)

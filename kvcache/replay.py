@@ -115,7 +115,7 @@ class Replay:
     utilisation, waits : (K,) realised v_k (not capped) and W_k in seconds (capped).
     unstable : names of the configurations with v_k >= 1.
     terms : cost per second by term, as in ``policy.evaluate``, at the realised lengths.
-    reservation_cost : preemption and waste cost per arrival.
+    mismatch_cost : preemption and waste cost per arrival.
     cost_per_arrival, total_cost : all terms, per arrival and per second.
     preemption_rate, slo_violation : shares of the served requests; rejection : share of the arrivals.
     latency_p50, latency_p95, latency_p99, mean_latency, mean_wait : seconds, over the served requests.
@@ -138,7 +138,7 @@ class Replay:
     waits: Floats
     unstable: tuple[str, ...]
     terms: Mapping[str, float]
-    reservation_cost: float
+    mismatch_cost: float
     cost_per_arrival: float
     preemption_rate: float
     slo_violation: float
@@ -159,7 +159,7 @@ class Replay:
     def row(self) -> dict[str, float | int | str]:
         """The scalars as one row of a table; unstable configurations joined by a plus sign."""
         return {
-            "reservation_cost": self.reservation_cost,
+            "reservation_cost": self.mismatch_cost,
             "cost_per_arrival": self.cost_per_arrival,
             "total_cost": self.total_cost,
             "preemption_rate": self.preemption_rate,
@@ -298,10 +298,10 @@ def replay(
     served = np.bincount(i * shape[1] + k, minlength=shape[0] * shape[1]).reshape(shape)
     share = served.sum(axis=1) / requests
     tardiness = np.maximum(per_class(latency) / requests - share * problem.latency_slos, 0.0)
-    reservation = float(rate @ (costs.preemption * overflow + costs.waste * wasted))
+    mismatch = float(rate @ (costs.preemption * overflow + costs.waste * wasted))
     terms = {
         "gpu": float(costs.gpu * (groups @ problem.group_gpus)),
-        "reservation": reservation,
+        "mismatch": mismatch,
         "slo": float(costs.slo * (rates @ tardiness)),
         "rejection": float(costs.rejection * (rates @ (1 - share))),
     }
@@ -328,7 +328,7 @@ def replay(
         waits=waits,
         unstable=tuple(c.name for c, bad in zip(problem.configs, unstable, strict=True) if bad),
         terms=terms,
-        reservation_cost=reservation / arrivals,
+        mismatch_cost=mismatch / arrivals,
         cost_per_arrival=sum(terms.values()) / arrivals,
         preemption_rate=mean(preempted),
         slo_violation=mean(late),

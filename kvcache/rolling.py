@@ -32,8 +32,8 @@ __all__ = [
     "Rolling",
     "Rule",
     "adaptive",
+    "calibrating_shift",
     "log_odds",
-    "recalibration",
 ]
 
 Floats = NDArray[np.float64]
@@ -263,7 +263,7 @@ class _LogOddsLearner(Learner):
     def shift(self) -> float:
         """Log odds that the recalibration adds to the target."""
         if self._shift is None:
-            self._shift = recalibration(self.target, self.errors, self.weights, self.rule.calm)
+            self._shift = calibrating_shift(self.target, self.errors, self.weights, self.rule.calm)
         return self._shift
 
     def reservation(self, past: Past) -> float:
@@ -293,7 +293,7 @@ class _LogOddsLearner(Learner):
         self.moment = keep * self.moment + (1 - keep) * ridge * self.prior + (x * stretch) @ y
 
 
-def recalibration(
+def calibrating_shift(
     target: float, errors: Sequence[float], weights: Sequence[float], calm: float, tolerance: float = 1e-10
 ) -> float:
     """The a at which calm expit(target + a) + sum_u w_u expit(target + a + e_u), the ``weights`` w_u scaled

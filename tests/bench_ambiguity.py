@@ -69,20 +69,20 @@ def test_closed_form_is_a_thousand_times_faster_than_the_program():
 
 
 def test_partial_sums_of_a_distribution_are_computed_once():
-    """The worst case at one reservation, and an evaluation at new ones, with the sums kept and made anew."""
+    """The worst case at one reservation, and `evaluate` at new ones, with the sums kept and made anew."""
     dist, ball = load_digest("burstgpt-week1"), Wasserstein1(0.15, relative=True)
     x = builders.scalability(15, 12, 2000, 48, seed=0)
     start = solve(x, "bcd", block3="literal").policy
     # Values at reservations once seen are kept by the problem: every policy has its own.
     policies = [replace(start, reservations=start.reservations - 0.01 * n) for n in range(200)]
 
-    def evaluations():
+    def evaluated():
         waiting, fresh = iter(policies), x.replace()
         return lambda: evaluate(fresh, next(waiting)).objective
 
     for what, calls in (
         (f"worst case, {dist.tokens.size} atoms", lambda: lambda: ball.worst_case(dist, 300.0, C_P, C_W)),
-        (f"evaluation of {x.name}", evaluations),
+        (f"evaluate on {x.name}", evaluated),
     ):
         first, again = calls(), calls()
 

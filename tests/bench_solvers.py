@@ -70,7 +70,7 @@ def test_fast_algorithm_1_against_one_theta_per_sample():
     """The literal reading of Block 3, so that the N-variable programs are few enough to wait for."""
     x = builders.scalability(*LARGE, seed=0)
     fast, quick = timed(lambda: solve(x, "bcd", block3="literal"))
-    slow, long = timed(lambda: solve(x, "bcd", block3="literal", literal=True))
+    slow, long = timed(lambda: solve(x, "bcd", block3="literal", per_sample=True))
     print(
         f"\n{x.name}, Algorithm 1: N thetas {long:.1f} s, closed form {quick:.3f} s, "
         f"ratio {long / quick:,.0f}; objectives differ by {abs(fast.objective / slow.objective - 1):.0e}",

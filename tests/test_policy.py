@@ -59,7 +59,7 @@ def test_objective_by_hand():
     # E Q(4) = 0.5 x 3 x 2 + 0.5 x 2 = 4;  E Q(2) = 0.5 x 3 x 4 = 6
     np.testing.assert_allclose(r.worst_case, [4.0, 6.0])
     assert r.terms == pytest.approx(
-        {"gpu": 2.5, "reservation": 3 * 0.75 * 4 + 6, "slo": 2 * 3 * late_a, "rejection": 100 * 3 * 0.25}
+        {"gpu": 2.5, "mismatch": 3 * 0.75 * 4 + 6, "slo": 2 * 3 * late_a, "rejection": 100 * 3 * 0.25}
     )
     assert r.objective == pytest.approx(sum(r.terms.values()))
 
@@ -70,7 +70,7 @@ def test_slacks_by_hand():
     assert r.slacks["gpus"][0] == pytest.approx(2 / 7)
     np.testing.assert_allclose(r.slacks["memory"], [1 - (1.25 * 7.5 + 5) / 40, 1 - 1.25 * 23 / 50])
     np.testing.assert_allclose(r.slacks["admission"], [0.25, 0.0])
-    np.testing.assert_allclose(r.slacks["reservation"], [0.4, 0.2])
+    np.testing.assert_allclose(r.slacks["eta"], [0.4, 0.2])
     assert r.feasible
     assert r.violation == 0
 
@@ -89,8 +89,8 @@ def test_two_groups_halve_the_load():
         ({"z": (0, 1)}, "deployed"),
         ({"pi": ((0.8, 0.3), (0, 1))}, "admission"),
         ({"pi": ((-0.2, 0.3), (0, 1))}, "routing"),
-        ({"eta": (11.0, 2.0)}, "reservation"),
-        ({"eta": (-1.0, 2.0)}, "reservation"),
+        ({"eta": (11.0, 2.0)}, "eta"),
+        ({"eta": (-1.0, 2.0)}, "eta"),
         ({"pi": ((0.0, 1.0), (0, 1))}, "memory"),
     ],
 )
@@ -117,7 +117,7 @@ def test_rejecting_everything_is_feasible():
     x = problem()
     r = evaluate(x, policy(x, z=(0, 0), pi=np.zeros((2, 2)), delta=np.zeros((2, 2))))
     assert r.feasible
-    assert r.terms == {"gpu": 0, "reservation": 0, "slo": 0, "rejection": 400}
+    assert r.terms == {"gpu": 0, "mismatch": 0, "slo": 0, "rejection": 400}
 
 
 def test_a_policy_of_another_shape_is_refused():

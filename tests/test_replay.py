@@ -199,7 +199,7 @@ def test_agrees_with_the_objective_where_both_describe_the_same_thing():
         rate * d.cost(eta, 10, 1)
         for rate, d, eta in zip(one.arrival_rates, (CHAT, CODE), (600, 1000), strict=True)
     )
-    assert simulated.terms["reservation"] == pytest.approx(nominal, rel=0.01)
+    assert simulated.terms["mismatch"] == pytest.approx(nominal, rel=0.01)
     assert simulated.terms["gpu"] == expected.terms["gpu"]
 
 

@@ -23,12 +23,12 @@ from kvcache.paper.methods.forecasts import (
     Latest,
     OnlineGradient,
     SameTime,
+    best_between,
     compare,
+    cost_over_hindsight,
     follow,
-    hull,
+    interpolated,
     mixture_grid,
-    neighbours,
-    over_hindsight,
 )
 from kvcache.rolling import (
     AdaHedge,
@@ -38,8 +38,8 @@ from kvcache.rolling import (
     Rolling,
     Rule,
     adaptive,
+    calibrating_shift,
     log_odds,
-    recalibration,
 )
 
 UPPER = 12
@@ -322,7 +322,7 @@ def test_a_mean_of_two_fixed_reservations_is_learned_where_either_alone_is_dear(
     flat = [window([1] * (UPPER + 1))] * 60
     rules = {"low": Edge(0.0), "high": Edge(12.0)}
     run = compare({**rules, "mean": Aggregate(tuple(rules.values()))}, flat, ratios=(1.0,))
-    late = over_hindsight(run[run["window"] > 30], by=["policy"])
+    late = cost_over_hindsight(run[run["window"] > 30], by=["policy"])
     assert late["mean"] < 1.05 < 1.5 < late[["low", "high"]].min()
 
 
@@ -389,7 +389,7 @@ def test_a_season_is_learned():
         windows,
         (5.0,),
     )
-    late = over_hindsight(run[run["window"] > 20], by=["policy"])
+    late = cost_over_hindsight(run[run["window"] > 20], by=["policy"])
     assert late["season"] < 1.3 < 1.8 < late["none"] < late["last"]
 
 
@@ -414,7 +414,7 @@ def test_the_recalibrated_level_fits_the_target_share_on_average():
     st.lists(st.tuples(st.floats(-15, 15), st.floats(1, 1e6)), min_size=1, max_size=30),
     st.floats(0.1, 50),
 )
-def test_the_recalibration_is_the_root_that_scipy_finds(target, seen, calm):
+def test_the_calibrating_shift_is_the_root_that_scipy_finds(target, seen, calm):
     errors, weights = (np.array(column) for column in zip(*seen, strict=True))
     scaled = weights / weights.mean()
 
@@ -422,7 +422,7 @@ def test_the_recalibration_is_the_root_that_scipy_finds(target, seen, calm):
         fits = calm * expit(target + a) + scaled @ expit(target + a + errors)
         return fits / (calm + scaled.sum()) - expit(target)
 
-    found = recalibration(target, errors, weights, calm)
+    found = calibrating_shift(target, errors, weights, calm)
     expected = brentq(surplus, -max(errors.max(), 0) - 1e-9, -min(errors.min(), 0) + 1e-9, xtol=1e-12)
     assert found == pytest.approx(expected, abs=1e-6) or abs(surplus(found)) < 1e-13
 
@@ -463,13 +463,13 @@ def test_hindsight_is_the_least_cost_of_all_reservations(windows, rho):
         assert row.requests == w.total
 
 
-def test_over_hindsight_weighs_windows_by_requests():
+def test_cost_over_hindsight_weighs_windows_by_requests():
     runs = pd.DataFrame(
         {"policy": "a", "rho": 2.0, "requests": [1.0, 3.0], "cost": [10.0, 2.0], "hindsight": [5.0, 1.0]}
     )
-    assert over_hindsight(runs)["a", 2.0] == 2.0
+    assert cost_over_hindsight(runs)["a", 2.0] == 2.0
     runs["cost"] = [5.0, 2.0]
-    assert over_hindsight(runs)["a", 2.0] == pytest.approx(11 / 8)
+    assert cost_over_hindsight(runs)["a", 2.0] == pytest.approx(11 / 8)
 
 
 @settings(max_examples=40)
@@ -477,15 +477,15 @@ def test_over_hindsight_weighs_windows_by_requests():
 def test_the_hull_bounds_its_rules_and_any_mean_of_them(windows, rho):
     rules = {name: RULES[name] for name in ("last", "all", "gradient")}
     runs = compare({**rules, "mean": Aggregate(tuple(rules.values()))}, windows, ratios=(rho,))
-    bound = hull(runs[runs["policy"] != "mean"], windows)
+    bound = best_between(runs[runs["policy"] != "mean"], windows)
     merged = runs.merge(bound, on=["window", "rho"], suffixes=("", "_bound"))
     assert (merged["cost_bound"] <= merged["cost"] + 1e-9).all()
     assert (merged["cost_bound"] >= merged["hindsight"] - 1e-9).all()
 
 
-def test_neighbours_see_the_window_before_and_after():
+def test_an_interpolation_sees_the_window_before_and_after():
     windows = [window([9, 0, 0, 1]), window([5, 5, 0, 0]), window([1, 0, 0, 9])]
-    run = neighbours(windows, ratios=(1.0, 3.0))
+    run = interpolated(windows, ratios=(1.0, 3.0))
     assert run["window"].tolist() == [1, 1]  # the last window has no neighbour after it
     assert run["reservation"].tolist() == [0.0, 3.0]
 
@@ -540,7 +540,7 @@ def test_on_a_real_trace_the_default_beats_static_and_rolling_fractiles_and_the_
         "adaptive": adaptive(4),
     }
     runs = compare({**rules, **mixture_grid(4)}, windows, ratios=(20.0,))
-    ratio = over_hindsight(runs[runs["window"] >= 4], by=["policy"])
+    ratio = cost_over_hindsight(runs[runs["window"] >= 4], by=["policy"])
     assert ratio["adaptive"] == ratio.min()
     assert 1 < ratio["adaptive"] < 1.015
     assert ratio["static"] > 1.2

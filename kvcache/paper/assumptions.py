@@ -142,7 +142,7 @@ ASSUMPTIONS = (
         "A15",
         "Lengths scaled beyond L_max",
         "Cut at L_max, as a generation limit would",
-        "paper.experiments.runner.evaluation(capped=)",
+        "paper.experiments.runner.replayed_lengths(capped=)",
     ),
     Assumption(
         "A16",

@@ -238,7 +238,7 @@ class _Search:
                     found.append(z)
         return found
 
-    def neighbours(self, z: Floats) -> list[Floats]:
+    def adjacent_partitions(self, z: Floats) -> list[Floats]:
         """Groups near z: more where the budget allows, one exchanged for others or the reverse, one less."""
         problem = self.data.problem
         n, spare = problem.group_gpus, problem.gpus - problem.group_gpus @ z
@@ -269,7 +269,7 @@ class _Search:
             improved = False
             best = self.best
             eta = best.reservations - data.problem.input_tokens
-            for z in self.neighbours(best.groups.astype(float)):
+            for z in self.adjacent_partitions(best.groups.astype(float)):
                 key = tuple(z.astype(int).tolist())
                 if key in self.seen or time.perf_counter() > self.deadline:
                     continue

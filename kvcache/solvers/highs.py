@@ -10,7 +10,7 @@ from functools import cache
 
 import highspy
 
-__all__ = ["engine", "quietly"]
+__all__ = ["new_highs", "quietly"]
 
 
 @contextmanager
@@ -29,12 +29,12 @@ def quietly() -> Iterator[None]:
 
 @cache
 def _greeted() -> None:
-    """The first engine of a process prints a greeting, before any option can forbid it."""
+    """The first HiGHS of a process prints a greeting, before any option can forbid it."""
     with quietly():
         highspy.Highs()
 
 
-def engine(**options: object) -> highspy.Highs:
+def new_highs(**options: object) -> highspy.Highs:
     """A solver with these options of HiGHS, silent and on one thread."""
     _greeted()
     made = highspy.Highs()

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.policy import Policy, evaluate
-from kvcache.solvers.highs import engine
+from kvcache.solvers.highs import new_highs
 from kvcache.solvers.relaxation import Data, wait
 
 __all__ = ["fit", "polish", "prefixes_for"]
@@ -158,7 +158,7 @@ def _step(
     lp.a_matrix_.start_ = np.cumsum([0] + [len(r) for r in row]).astype(np.int32)
     lp.a_matrix_.index_ = np.concatenate(column).astype(np.int32)
     lp.a_matrix_.value_ = np.concatenate(value)
-    highs = engine(parallel="off", presolve="off")
+    highs = new_highs(parallel="off", presolve="off")
     highs.passModel(lp)
     highs.run()
     if highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:

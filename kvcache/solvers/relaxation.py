@@ -42,7 +42,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from kvcache.problem import Problem
-from kvcache.solvers.highs import engine
+from kvcache.solvers.highs import new_highs
 
 __all__ = ["Box", "Cut", "Data", "Point", "Program", "Relaxation", "Tangents", "packed", "unpacked", "wait"]
 
@@ -408,7 +408,7 @@ class Program:
             "simplex_dual_edge_weight_strategy": 1,
             "simplex_iteration_limit": 100_000,
         }
-        self.highs = engine(**(settings | options))
+        self.highs = new_highs(**(settings | options))
         self.highs.passModel(lp)
         self._fixed_rows = self._rows
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from kvcache.solvers.highs import engine
+from kvcache.solvers.highs import new_highs
 
 
 def test_solving_prints_nothing():
@@ -17,4 +17,4 @@ def test_solving_prints_nothing():
 
 def test_an_unknown_option_is_refused():
     with pytest.raises(ValueError, match="HiGHS option presolv: 'off' is not accepted"):
-        engine(presolv="off")
+        new_highs(presolv="off")

@@ -16,7 +16,7 @@ from kvcache.paper.claims.verdicts import PARTS, Outcome, judge
 from kvcache.paper.published import CLAIMS, published
 from kvcache.paper.results import read_table, results_dir
 
-__all__ = ["UNTESTED", "Results", "as_html", "by_verdict", "headlines", "ledger", "rejudged", "untested"]
+__all__ = ["UNTESTED", "Results", "as_html", "by_verdict", "collected", "headlines", "rejudged", "untested"]
 
 
 class Results(Mapping[str, pd.DataFrame]):
@@ -41,7 +41,7 @@ class Results(Mapping[str, pd.DataFrame]):
 # ---- the claims ---------------------------------------------------------------------------------
 
 
-def ledger(profile: str) -> pd.DataFrame:
+def collected(profile: str) -> pd.DataFrame:
     """All claims with their verdicts, put together from what each notebook saved.
 
     Returns

@@ -1,8 +1,8 @@
 """Verdicts on the paper's claims.
 
 A claim is judged by a function of the result tables, never by hand: the functions live in
-`kvcache.paper.claims.judges`, one module per group of notebooks, and register themselves with `judges`. Each
-notebook saves its own verdicts; ``claims.csv`` is put together from all of them.
+`kvcache.paper.claims.judges`, one module per group of notebooks, and register themselves with
+`judges_claim`. Each notebook saves its own verdicts; ``claims.csv`` is put together from all of them.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from kvcache.paper.published import CLAIMS
 from kvcache.paper.results import read_table, results_dir, write_table
 
 __all__ = [
-    "LEDGER",
+    "CLAIMS_TABLE",
     "PARTS",
     "Outcome",
     "Tables",
     "Verdict",
     "judge",
-    "judges",
+    "judges_claim",
     "save_verdicts",
     "verdicts_html",
 ]
@@ -42,7 +42,7 @@ Tables = Mapping[str, pd.DataFrame]
 Judge = Callable[[Tables], "Verdict"]
 
 #: Folder of the notebooks' own verdicts, within a profile's results; and what is made from them.
-PARTS, LEDGER = "claims", "claims.csv"
+PARTS, CLAIMS_TABLE = "claims", "claims.csv"
 
 
 class Outcome(StrEnum):
@@ -114,7 +114,7 @@ class Verdict:
 _JUDGES: dict[str, Judge] = {}
 
 
-def judges(claim: str) -> Callable[[Judge], Judge]:
+def judges_claim(claim: str) -> Callable[[Judge], Judge]:
     """Decorator: the function judges this claim. It gets the result tables and returns a `Verdict`.
 
     Raises
@@ -213,7 +213,7 @@ def save_verdicts(verdicts: Sequence[Verdict], notebook: str, profile: str) -> p
             where = [name for name, table in every.items() if twice[0] in set(table["id"])]
             raise ValueError(f"claim {twice[0]}: judged twice, in {' and '.join(where)}")
         write_table(rows, f"{PARTS}/{notebook}.csv", profile)
-        write_table(everything, LEDGER, profile)
+        write_table(everything, CLAIMS_TABLE, profile)
     return rows
 
 

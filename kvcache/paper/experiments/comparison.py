@@ -17,7 +17,7 @@ from kvcache.ambiguity import Regime, Wasserstein1
 from kvcache.paper.digests import load_digest
 from kvcache.paper.experiments import runner, sweep
 from kvcache.paper.methods.baselines import ENGINE_RULES, PAPER_METHODS, SETS, reservations
-from kvcache.paper.methods.engines import ENGINES, FixedReservation, simulate
+from kvcache.paper.methods.engines import RULES, FixedReservation, simulate
 from kvcache.paper.published import published
 from kvcache.replay import PREEMPTION_FACTOR, Workload
 
@@ -459,9 +459,9 @@ def engine_point(*, engine: str, load: float, requests: int, seed: int, config: 
     problem = runner.build(arguments={"load": load})
     rng = np.random.default_rng(seed)
     workload = Workload.draw([c.output for c in problem.classes], rng, requests)
-    make = ENGINES.get(engine) or (lambda i, c: FixedReservation(i, c, engine))
+    make = RULES.get(engine) or (lambda i, c: FixedReservation(i, c, engine))
     run = simulate(problem, workload, make, config=config, seed=seed)
-    known = engine not in ENGINES or engine == "TensorRT-LLM"
+    known = engine not in RULES or engine == "TensorRT-LLM"
     predicted = None
     if known:
         held = problem.input_tokens + reservations(engine, problem)
@@ -477,7 +477,7 @@ def engines(profile: str) -> pd.DataFrame:
     tasks = [
         {"engine": engine, "load": float(load), "requests": requests, "seed": 0}
         for load in loads
-        for engine in (*ENGINES, "DRO", "P99")
+        for engine in (*RULES, "DRO", "P99")
     ]
     return sweep.table(engine_point, tasks)
 
@@ -564,7 +564,7 @@ def ablation_regimes(profile: str) -> pd.DataFrame:
     rows = []
     for multiple in multiples:
         base = runner.build(upper=float(multiple), costs={"preemption": 20.0})
-        shifted = runner.evaluation(base, shift=TABLE5_SHIFT)
+        shifted = runner.replayed_lengths(base, shift=TABLE5_SHIFT)
         weight = base.arrival_rates / base.arrival_rates.sum()
         c_p, c_w = base.costs.preemption, base.costs.waste
         plain = weight @ [

@@ -28,11 +28,11 @@ from kvcache.paper.methods.forecasts import (
     Fractile,
     Latest,
     OnlineGradient,
+    best_between,
     compare,
-    hull,
+    cost_over_hindsight,
+    interpolated,
     mixture_grid,
-    neighbours,
-    over_hindsight,
 )
 from kvcache.replay import REQUESTS, Workload, replay
 from kvcache.rolling import Aggregate, Rule, adaptive
@@ -49,9 +49,9 @@ __all__ = [
     "advantage",
     "by_day",
     "choice",
+    "default_beside_best",
     "elsewhere",
     "joint_path",
-    "ledger",
     "left_out",
     "limits",
     "margins",
@@ -59,11 +59,11 @@ __all__ = [
     "path",
     "point",
     "policies",
+    "ratios_to_hindsight",
     "sensitivity",
     "shrinking",
     "split_point",
     "splits",
-    "standing",
     "wide",
 ]
 
@@ -236,9 +236,9 @@ def limits(runs: pd.DataFrame, ratios: Sequence[float] = RATIOS) -> pd.DataFrame
     for trace, own in forecasts.groupby("trace", sort=False):
         drift = TRACES[trace]
         windows = drift.windows()
-        around = neighbours(windows, ratios)
+        around = interpolated(windows, ratios)
         found = {
-            "oracle: best within the forecasts": hull(own, windows),
+            "oracle: best within the forecasts": best_between(own, windows),
             "oracle: window before and after": around[around["window"] >= drift.warm_up],
         }
         frames += [frame.assign(trace=trace, policy=name) for name, frame in found.items()]
@@ -254,7 +254,7 @@ def _day(runs: pd.DataFrame) -> pd.Series:
     return runs["window"] // runs["trace"].map(lambda name: TRACES[name].day) + 1
 
 
-def ledger(runs: pd.DataFrame) -> pd.DataFrame:
+def ratios_to_hindsight(runs: pd.DataFrame) -> pd.DataFrame:
     """Cost over the hindsight optimum by trace, period, policy and rho (``drift.csv``).
 
     The grid's members are replaced by the best of them for that trace, period and rho, picked in
@@ -263,10 +263,12 @@ def ledger(runs: pd.DataFrame) -> pd.DataFrame:
     frames = []
     for period in PERIODS:
         part = _period(runs[runs["trace"].isin(LONG)], period)
-        frames.append(over_hindsight(part, ["trace", "policy", "rho"]).reset_index().assign(period=period))
+        frames.append(
+            cost_over_hindsight(part, ["trace", "policy", "rho"]).reset_index().assign(period=period)
+        )
     rest = runs[~runs["trace"].isin(LONG)]
     if len(rest):
-        whole = over_hindsight(rest, ["trace", "policy", "rho"]).reset_index()
+        whole = cost_over_hindsight(rest, ["trace", "policy", "rho"]).reset_index()
         frames.append(whole.assign(period="all windows"))
     table = pd.concat(frames, ignore_index=True)
 
@@ -285,7 +287,7 @@ def choice(runs: pd.DataFrame) -> pd.DataFrame:
     """
     part = runs[runs["trace"].isin(LONG) & ~runs["policy"].str.startswith("oracle")]
     excess = {
-        period: 100 * (over_hindsight(_period(part, period), ["policy", "trace", "rho"]) - 1)
+        period: 100 * (cost_over_hindsight(_period(part, period), ["policy", "trace", "rho"]) - 1)
         for period in PERIODS
     }
     table = pd.DataFrame({period: values.groupby("policy").mean() for period, values in excess.items()})
@@ -293,19 +295,20 @@ def choice(runs: pd.DataFrame) -> pd.DataFrame:
     return table.sort_values(PERIODS[0]).reset_index()
 
 
-def standing(runs: pd.DataFrame) -> pd.DataFrame:
+def default_beside_best(runs: pd.DataFrame) -> pd.DataFrame:
     """How the default policy stands, per period, in percent of mean excess over traces and ratios.
 
-    Columns: ``default``; ``best_member`` of the grid, one for all traces and ratios, and ``grid``, the best
-    member for each of them, both chosen in hindsight on that very period; ``oracle``, the bound of `hull`;
-    ``wins``, the share of (trace, rho) where the default is not dearer than ``grid``; ``reached``, the
-    share where it is within 5 % of the optimum, and ``reachable``, where the oracle is; ``worst_window``, the
-    share of the default's excess that its single worst window brings, averaged over traces and ratios.
+    Columns: ``default``; ``best_member`` of the grid, one for all traces and ratios, and ``grid``, the
+    best member for each of them, both chosen in hindsight on that very period; ``oracle``, the bound of
+    `best_between`; ``wins``, the share of (trace, rho) where the default is not dearer than ``grid``;
+    ``reached``, the share where it is within 5 % of the optimum, and ``reachable``, where the oracle is;
+    ``worst_window``, the share of the default's excess that its single worst window brings, averaged over
+    traces and ratios.
     """
     rows = []
     for period in PERIODS:
         part = _period(runs[runs["trace"].isin(LONG)], period)
-        ratio = over_hindsight(part, ["policy", "trace", "rho"]).unstack("policy")
+        ratio = cost_over_hindsight(part, ["policy", "trace", "rho"]).unstack("policy")
         grid = ratio[[name for name in ratio if name.startswith("grid: ")]]
         oracle = ratio["oracle: best within the forecasts"]
         own = part[part["policy"] == DEFAULT]
@@ -327,7 +330,7 @@ def standing(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def wide(table: pd.DataFrame, period: str, policies: Sequence[str] | None = None) -> pd.DataFrame:
-    """A `ledger` for reading: one row per trace and policy, one column per rho, three decimals."""
+    """Those ratios for reading: one row per trace and policy, one column per rho, three decimals."""
     part = table[table["period"] == period]
     if policies is not None:
         part = part[part["policy"].isin(policies)]
@@ -387,7 +390,9 @@ def left_out(changed: pd.DataFrame) -> pd.DataFrame:
     excess on days 2-5 of the other traces, its ``excess`` on days 6-14 of the trace (percent, mean over the
     cost ratios), and that of the default ``as it is``.
     """
-    cells = [over_hindsight(_period(changed, period), ["policy", "trace", "rho"]) for period in PERIODS[:2]]
+    cells = [
+        cost_over_hindsight(_period(changed, period), ["policy", "trace", "rho"]) for period in PERIODS[:2]
+    ]
     earlier, later = (100 * (c.groupby(["policy", "trace"]).mean().unstack("trace") - 1) for c in cells)
     rows = []
     for trace in later:
@@ -409,7 +414,7 @@ def elsewhere(runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for kind, drifts in ELSEWHERE.items():
         part = runs[runs["trace"].isin([drift.name for drift in drifts])]
-        excess = 100 * (over_hindsight(part, ["policy", "trace", "rho"]).unstack("policy") - 1)
+        excess = 100 * (cost_over_hindsight(part, ["policy", "trace", "rho"]).unstack("policy") - 1)
         members = excess[[name for name in excess if name.startswith("grid: ")]]
         grid = members.min(axis=1)
         rows.append(

@@ -73,7 +73,7 @@ def _per_request(problem: Problem) -> float:
 
 
 def _replayed(problem: Problem, policy: Policy, shift: float = 1.0, **options: float) -> Replay:
-    lengths = runner.evaluation(problem, shift=shift)
+    lengths = runner.replayed_lengths(problem, shift=shift)
     return replay(problem, policy, Workload.draw(lengths, np.random.default_rng(0), REQUESTS), **options)
 
 
@@ -502,7 +502,7 @@ def _shift_cap() -> list[Effect]:
 
     def cost(chosen: Problem, capped: bool) -> float:
         eta = chosen.unconstrained_reservations()
-        lengths = runner.evaluation(chosen, shift=TABLE5_SHIFT, capped=capped)
+        lengths = runner.replayed_lengths(chosen, shift=TABLE5_SHIFT, capped=capped)
         rates = chosen.arrival_rates / chosen.arrival_rates.sum()
         c_p, c_w = chosen.costs.preemption, chosen.costs.waste
         # Where lengths may exceed L_max, a reservation of L_max is within the wider support all the same.
@@ -547,8 +547,8 @@ def _admission() -> list[Effect]:
             _effect(
                 f"reservation cost per request, {method} at rho 100",
                 *pair,
-                forced.reservation_cost,
-                free.reservation_cost,
+                forced.mismatch_cost,
+                free.mismatch_cost,
             ),
             _effect(
                 f"rejected requests, %, {method} at rho 100",

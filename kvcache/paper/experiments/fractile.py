@@ -45,7 +45,7 @@ __all__ = [
     "regimes",
     "reservations",
     "table2",
-    "witness",
+    "with_published_costs",
 ]
 
 Floats = NDArray[np.float64]
@@ -322,7 +322,7 @@ def implied_by_dro() -> pd.DataFrame:
     )
 
 
-def witness(near: LengthDistribution) -> LengthDistribution:
+def with_published_costs(near: LengthDistribution) -> LengthDistribution:
     """A distribution on which SAA, P90 and P95 cost what Table II prints for DRO, P90 and P95.
 
     It has the stated P90 and P99. Of all those on a grid of lengths the one at the least Wasserstein-1

@@ -1,6 +1,6 @@
-"""One point of a sweep: build a problem, choose a policy, replay it, and give rows of a table.
+"""One experiment, a point of a sweep: build a problem, choose a policy, replay it, and give rows of a table.
 
-A scenario is a mapping of JSON values, so that `sweep` can run it anywhere and keep its rows.
+An experiment is a mapping of JSON values, so that `sweep` can run it anywhere and keep its rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvcache.ambiguity import Wasserstein1
 from kvcache.lengths import LengthDistribution
 from kvcache.paper import builders
 from kvcache.paper.digests import load_digest
-from kvcache.paper.methods.baselines import online_rule, optimise, reservations
+from kvcache.paper.methods.baselines import optimise, reservations, reserver_of
 from kvcache.policy import Policy, Solution, evaluate
 from kvcache.problem import Problem
 from kvcache.replay import PREEMPTION_FACTOR, REQUESTS, WHOLE, Workload, replay
@@ -28,10 +28,10 @@ __all__ = [
     "build",
     "caching",
     "choose",
-    "evaluation",
     "lateness",
     "partitions",
     "point",
+    "replayed_lengths",
     "uniform_routing",
 ]
 
@@ -43,6 +43,9 @@ NODE_LIMIT = 150
 
 #: Requests of a class that share one decision of an online rule.
 ONLINE_WINDOW = 20
+
+#: What the tables call the cost of preemption and waste.
+COLUMNS = {"mismatch": "reservation"}
 
 _BUILDERS = {"paper": builders.paper, "ablation": builders.ablation}
 
@@ -94,7 +97,7 @@ def build(
     return problem.replace(**changes)
 
 
-def evaluation(
+def replayed_lengths(
     problem: Problem,
     *,
     shift: float = 1.0,
@@ -194,7 +197,7 @@ def point(
     variant: str = "full",
     groups: Sequence[int] | None = None,
     shifts: Sequence[float] = (1.0,),
-    evaluated_on: Sequence[str] | None = None,
+    replayed_on: Sequence[str] | None = None,
     capped: bool = True,
     requests: int = REQUESTS,
     seed: int = 0,
@@ -203,7 +206,7 @@ def point(
     node_limit: int = NODE_LIMIT,
     labels: Mapping[str, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Solve one scenario, and replay its policy for every length scale and preemption factor.
+    """Solve one experiment, and replay its policy for every length scale and preemption factor.
 
     Parameters
     ----------
@@ -212,7 +215,7 @@ def point(
     variant : one of `VARIANTS`.
     groups : a fixed partition z.
     shifts : length scales of the replay.
-    evaluated_on, capped : ``outputs`` and ``capped`` of `evaluation`.
+    replayed_on, capped : ``outputs`` and ``capped`` of `replayed_lengths`.
     requests, seed : of the replay's workload.
     factors : preemption factors of the replay.
     gap, node_limit : of the solver; nodes and not seconds, so that results do not depend on the machine.
@@ -228,13 +231,13 @@ def point(
     built = build(**(problem or {}))
     solution = choose(built, method, variant, groups, {"gap": gap, "node_limit": node_limit})
     policy = solution.policy
-    reserver = online_rule(method, built)
+    reserver = reserver_of(method, built)
     eta = policy.reservations - built.input_tokens
     solved: dict[str, Any] = {
         "status": solution.status,
         "objective": solution.objective,
         "optimality_gap": solution.gap if np.isfinite(solution.gap) else None,
-        **{f"{name}_term": value for name, value in solution.terms.items()},
+        **{f"{COLUMNS.get(name, name)}_term": value for name, value in solution.terms.items()},
         "groups": "+".join(map(str, policy.groups)),
     }
     for c, tokens, share in zip(built.classes, eta, policy.admission, strict=True):
@@ -243,7 +246,7 @@ def point(
         solved[f"admitted_{c.name}"] = share
     rows = []
     for shift in shifts:
-        lengths = evaluation(built, shift=shift, outputs=evaluated_on, capped=capped)
+        lengths = replayed_lengths(built, shift=shift, outputs=replayed_on, capped=capped)
         workload = Workload.draw(lengths, np.random.default_rng(seed), requests)
         for factor in factors:
             measured = replay(
@@ -274,7 +277,7 @@ def lateness(
     """
     built = build(**(problem or {}))
     policy = choose(built, method, variant, None, {"gap": gap, "node_limit": node_limit}).policy
-    workload = Workload.draw(evaluation(built, shift=shift), np.random.default_rng(seed), requests)
+    workload = Workload.draw(replayed_lengths(built, shift=shift), np.random.default_rng(seed), requests)
     rows = []
     for deadline in deadlines:
         classes = tuple(replace(c, latency_slo=c.latency_slo * deadline) for c in built.classes)

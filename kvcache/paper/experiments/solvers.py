@@ -35,7 +35,7 @@ __all__ = [
 METHODS = {
     "certified": ("certified", {}),
     "BCD, fast": ("bcd", {}),
-    "BCD, N thetas": ("bcd", {"literal": True}),
+    "BCD, N thetas": ("bcd", {"per_sample": True}),
     "compact MIBLP, Gurobi": ("miblp", {"solver": "gurobi", "compact": True}),
     "compact MIBLP, SCIP": ("miblp", {"solver": "scip", "compact": True}),
     "literal MIBLP, Gurobi": ("miblp", {"solver": "gurobi"}),
@@ -183,7 +183,7 @@ def growth(profile: str) -> pd.DataFrame:
             x = builders.scalability(*size.values(), gpus=16, seed=SEED)
             runs = {
                 "BCD, fast": ("bcd", {"block3": "literal"}),
-                "BCD, N thetas": ("bcd", {"block3": "literal", "literal": True}),
+                "BCD, N thetas": ("bcd", {"block3": "literal", "per_sample": True}),
                 "certified": ("certified", {"gap": 1e-3, "node_limit": 100}),
             }
             for name, (method, options) in runs.items():

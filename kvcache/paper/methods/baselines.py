@@ -48,9 +48,9 @@ __all__ = [
     "PAPER_METHODS",
     "SETS",
     "PastFuture",
-    "online_rule",
     "optimise",
     "reservations",
+    "reserver_of",
 ]
 
 #: Tokens of one KV page, to a multiple of which P95 is rounded up.
@@ -177,7 +177,7 @@ class PastFuture:
         return float(min(recent[draw], limit)) if draw < recent.size else float(limit)
 
 
-def online_rule(method: str, problem: Problem) -> PastFuture | None:
+def reserver_of(method: str, problem: Problem) -> PastFuture | None:
     """The reserver of a method that decides request by request; None for one that decides beforehand."""
     if method != "LightLLM":
         return None

@@ -35,7 +35,7 @@ from scipy import sparse
 from kvcache.ambiguity import Wasserstein1
 from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
 from kvcache.problem import Problem
-from kvcache.solvers.highs import engine
+from kvcache.solvers.highs import new_highs
 from kvcache.solvers.relaxation import Box, Data, Point, Relaxation
 
 __all__ = ["BLOCK3", "first_groups", "solve"]
@@ -66,7 +66,7 @@ _TIE_BREAK = 1e-8
 _FIRST_CUTS = np.array([0.0, 0.4, 0.6, 0.75, 0.85, 0.9, 0.94, 0.97, 0.99, 1.0])
 # Share of the objective within which the choice of groups at given utilisations is exact.
 _BLOCK3_GAP = 1e-4
-# Neighbouring partitions x classes x configurations up to which neighbours are tried one by one.
+# Adjacent partitions x classes x configurations up to which those are tried one by one.
 _NEIGHBOURHOOD = 10_000
 # Utilisations of the median configuration at which groups are priced.
 _LEVELS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -81,9 +81,9 @@ class _Program:
 
     def __init__(self, cost: Floats, upper: Floats) -> None:
         self.cost = cost
-        self.engine = engine(primal_feasibility_tolerance=1e-9, dual_feasibility_tolerance=1e-9)
+        self.highs = new_highs(primal_feasibility_tolerance=1e-9, dual_feasibility_tolerance=1e-9)
         n, nothing = cost.size, np.zeros(0, dtype=np.int32)
-        self.engine.addCols(n, cost, np.zeros(n), upper, 0, np.zeros(n, dtype=np.int32), nothing, np.zeros(0))
+        self.highs.addCols(n, cost, np.zeros(n), upper, 0, np.zeros(n, dtype=np.int32), nothing, np.zeros(0))
 
     def add_rows(self, rows: Floats | sparse.csr_matrix, upper: Floats) -> None:
         """``rows @ x <= upper``; the rows may end before the last column."""
@@ -92,7 +92,7 @@ class _Program:
             starts, values = np.searchsorted(at, np.arange(len(rows))), rows[at, columns]
         else:
             starts, columns, values = rows.indptr[:-1], rows.indices, rows.data
-        self.engine.addRows(
+        self.highs.addRows(
             rows.shape[0],
             np.full(rows.shape[0], -highspy.kHighsInf),
             np.asarray(upper, dtype=float),
@@ -104,19 +104,19 @@ class _Program:
 
     def solve(self) -> Floats:
         """(n,) an optimal vertex. Every program here is feasible and bounded."""
-        self.engine.run()
-        status = self.engine.getModelStatus()
+        self.highs.run()
+        status = self.highs.getModelStatus()
         for options in _RESCUES:
             if status == highspy.HighsModelStatus.kOptimal:
                 break
-            self.engine.clearSolver()
+            self.highs.clearSolver()
             for option, value in options.items():
-                self.engine.setOptionValue(option, value)
-            self.engine.run()
-            status = self.engine.getModelStatus()
+                self.highs.setOptionValue(option, value)
+            self.highs.run()
+            status = self.highs.getModelStatus()
         if status != highspy.HighsModelStatus.kOptimal:
-            raise RuntimeError(f"linear program: HiGHS ends with {self.engine.modelStatusToString(status)}")
-        return np.array(self.engine.getSolution().col_value)
+            raise RuntimeError(f"linear program: HiGHS ends with {self.highs.modelStatusToString(status)}")
+        return np.array(self.highs.getSolution().col_value)
 
 
 def _tangents(columns: int, wait: int, load: int, points: Floats) -> tuple[Floats, Floats]:
@@ -152,16 +152,16 @@ class _Block1:
     """LP1 and LP2 of one problem; tangents of WC_i found once serve all later programs."""
 
     def __init__(
-        self, problem: Problem, *, literal: bool, fixed: Floats | None, deadline: float | None
+        self, problem: Problem, *, per_sample: bool, fixed: Floats | None, deadline: float | None
     ) -> None:
-        self.problem, self.literal, self.fixed, self.deadline = problem, literal, fixed, deadline
+        self.problem, self.per_sample, self.fixed, self.deadline = problem, per_sample, fixed, deadline
         self.programs = 0
         self.data = Data.of(problem, None if fixed is None else problem.input_tokens + fixed)
         self.root = Box.root(self.data)
         self.best_eta = problem.unconstrained_reservations()
         top = problem.utilisation_bounds
         self.longest_waits = problem.queueing_factors * top / (1 - top)
-        if literal:
+        if per_sample:
             self._make_dual()
         else:
             self.cuts = []
@@ -290,7 +290,7 @@ class _Block1:
         # above tangents, or gamma_i and theta_{i,n}
         s, w, v = np.split(classes + np.arange(classes + 2 * configs), [classes, classes + configs])
         first = 2 * (classes + configs)
-        worst = weights[self.dual_class] * self.dual_cost if self.literal else weights
+        worst = weights[self.dual_class] * self.dual_cost if self.per_sample else weights
         cost = np.zeros(first + worst.size)
         cost[:classes] = _TIE_BREAK * costs.waste * x.arrival_rates
         cost[s] = costs.slo * x.arrival_rates
@@ -317,7 +317,7 @@ class _Block1:
         )
         used = np.flatnonzero(pi.any(axis=0))
         self._add_waits(program, w[used], v[used], result.utilisation[group.index[used]])
-        if self.literal:
+        if self.per_sample:
             program.add_rows(*self._dual(first))
             eta = self._solve_with_waits(program, w[used], v[used])[:classes]
         else:
@@ -629,7 +629,7 @@ def _partitions(problem: Problem, limit: int) -> NDArray[np.int64] | None:
     return rows
 
 
-def _neighbours(problem: Problem, z: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _adjacent_partitions(problem: Problem, z: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
     """Partitions that differ from z by more groups of one configuration, fewer, or an exchange.
 
     Numbers change by 1, 2, 4, ...; an exchange removes groups of one configuration and adds as many of
@@ -687,7 +687,7 @@ def solve(
     problem: Problem,
     *,
     block3: str = "resolve",
-    literal: bool = False,
+    per_sample: bool = False,
     time_limit: float | None = None,
     start: Policy | Solution | ArrayLike | None = None,
     reservations: ArrayLike | None = None,
@@ -699,7 +699,7 @@ def solve(
     Parameters
     ----------
     block3 : ``resolve`` or ``literal``; see the module.
-    literal : solve LP2 with one theta per sample, as printed, instead of tangents of the closed form.
+    per_sample : solve LP2 with one theta per sample, as printed, instead of tangents of the closed form.
         Both take the same path.
     time_limit : seconds; the best policy so far is returned.
     start : a policy or solution, or z^(0) as (K,) whole numbers; `first_groups` unless given.
@@ -707,8 +707,8 @@ def solve(
     max_iterations : T_max.
     enumerate_up_to : where there are at most so many z, ``resolve`` branches on z and bounds by the
         relaxation, so that its result is the best z of all for Block 1. Beyond, it ends at a z that
-        withstands two searches. One tries neighbours (a group more or less, an exchange, in steps 1, 2,
-        4, ...); it is left out where there are too many for the size of the programs
+        withstands two searches. One tries adjacent partitions (a group more or less, an exchange, in
+        steps 1, 2, 4, ...); it is left out where there are too many for the size of the programs
         (``_NEIGHBOURHOOD``). The other takes the z of least cost, pi re-optimised, for the present
         reservations and prefixes at each of a few choices of utilisations to stay below (``_caps``), and
         from what Block 1 makes of it once more. Each is a branch and bound over z and pi together, exact
@@ -723,16 +723,16 @@ def solve(
     """
     if block3 not in BLOCK3:
         raise ValueError(f"block3 is {block3!r}; expected one of {BLOCK3}")
-    if literal and not isinstance(problem.ambiguity, Wasserstein1):
+    if per_sample and not isinstance(problem.ambiguity, Wasserstein1):
         raise ValueError(
-            "literal=True solves the dual of a Wasserstein-1 ball, not of "
-            f"{type(problem.ambiguity).__name__}; use literal=False"
+            "per_sample=True solves the dual of a Wasserstein-1 ball, not of "
+            f"{type(problem.ambiguity).__name__}; use per_sample=False"
         )
     started = time.perf_counter()
     fixed = None if reservations is None else np.asarray(reservations, dtype=float) - problem.input_tokens
     inner = _Block1(
         problem,
-        literal=literal,
+        per_sample=per_sample,
         fixed=fixed,
         deadline=None if time_limit is None else started + time_limit,
     )
@@ -767,7 +767,7 @@ def solve(
         policy,
         seconds=time.perf_counter() - started,
         status="feasible",
-        method=f"bcd-{block3}{'-literal' if literal else ''}",
+        method=f"bcd-{block3}{'-per-sample' if per_sample else ''}",
         iterations=iterations,
         history=history,
     )
@@ -830,7 +830,7 @@ def _resolve(
                 order += 1
         return best
     most = _NEIGHBOURHOOD // problem.offered_loads.size
-    near = list(islice(_neighbours(problem, policy.groups), most + 1))
+    near = list(islice(_adjacent_partitions(problem, policy.groups), most + 1))
     for z in near if len(near) <= most else ():
         if inner.expired():
             return best

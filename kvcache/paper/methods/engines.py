@@ -43,7 +43,7 @@ from kvcache.problem import Problem
 from kvcache.replay import Workload
 
 __all__ = [
-    "ENGINES",
+    "RULES",
     "Engine",
     "EngineRun",
     "FixedReservation",
@@ -234,7 +234,7 @@ class PastFutureEngine(Engine):
 
 
 #: What `simulate` can run, by name; any fixed rule of `kvcache.paper.methods.baselines` works as well.
-ENGINES: Mapping[str, Callable[[Problem, float], Engine]] = MappingProxyType(
+RULES: Mapping[str, Callable[[Problem, float], Engine]] = MappingProxyType(
     {
         "vLLM": OnDemand,
         "TensorRT-LLM": lambda problem, capacity: FixedReservation(problem, capacity, "TensorRT-LLM"),
@@ -326,7 +326,7 @@ def simulate(
     ----------
     problem : classes, and configurations of which ``config`` is simulated.
     workload : lengths; arrival times are drawn from ``seed``, the same for every engine.
-    make : a value of `ENGINES`, or any function of the problem and the capacity that gives an `Engine`.
+    make : a value of `RULES`, or any function of the problem and the capacity that gives an `Engine`.
     config : position of the configuration.
     rates : requests/s of each class at this one group; the problem's without it.
 

@@ -28,12 +28,12 @@ __all__ = [
     "Memory",
     "OnlineGradient",
     "SameTime",
+    "best_between",
     "compare",
+    "cost_over_hindsight",
     "follow",
-    "hull",
+    "interpolated",
     "mixture_grid",
-    "neighbours",
-    "over_hindsight",
 ]
 
 #: The paper's cost ratios rho = c_p / c_w.
@@ -329,7 +329,7 @@ def compare(
     return frame[["policy", *frame.columns.drop("policy")]]
 
 
-def over_hindsight(runs: pd.DataFrame, by: Sequence[str] = ("policy", "rho")) -> pd.Series:
+def cost_over_hindsight(runs: pd.DataFrame, by: Sequence[str] = ("policy", "rho")) -> pd.Series:
     """Cost over the hindsight optimum, both summed over windows and requests, per group of ``by``."""
     spent = runs["cost"] * runs["requests"]
     least = runs["hindsight"] * runs["requests"]
@@ -340,7 +340,7 @@ def over_hindsight(runs: pd.DataFrame, by: Sequence[str] = ("policy", "rho")) ->
 # ---- what cannot be had --------------------------------------------------------------------------------
 
 
-def hull(runs: pd.DataFrame, windows: Sequence[LengthDistribution], c_w: float = 1.0) -> pd.DataFrame:
+def best_between(runs: pd.DataFrame, windows: Sequence[LengthDistribution], c_w: float = 1.0) -> pd.DataFrame:
     """The best reservation between the lowest and the highest of the policies in ``runs``, window by window.
 
     An oracle: it knows the window. No weighted mean of these policies, however its weights are
@@ -354,7 +354,7 @@ def hull(runs: pd.DataFrame, windows: Sequence[LengthDistribution], c_w: float =
     return pd.DataFrame(rows, columns=_ACCOUNT)
 
 
-def neighbours(
+def interpolated(
     windows: Sequence[LengthDistribution], ratios: Sequence[float] = RATIOS, c_w: float = 1.0
 ) -> pd.DataFrame:
     """The fractile of the window before and the window *after*, in equal shares: not causal.

@@ -223,8 +223,8 @@ def solve(
             if compact:
                 add_cut(model, problem, i, r - problem.input_tokens[i])
     options = {**(SCIP_OPTIONS if solver == "scip" else {}), **(solver_options or {})}
-    engine = SolverFactory(SOLVERS[solver])
-    if not engine.available():
+    program_solver = SolverFactory(SOLVERS[solver])
+    if not program_solver.available():
         return _nothing(f"{solver} is not installed", method, started)
     best: Solution | None = None
     bound, rounds, finished = -np.inf, 0, True
@@ -235,7 +235,7 @@ def solve(
             break
         rounds += 1
         try:
-            results = engine.solve(
+            results = program_solver.solve(
                 model,
                 time_limit=left,
                 # In the compact form half the gap is left to the tangents.

@@ -94,7 +94,7 @@ def fig3a(table: pd.DataFrame, fitted_to: float) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.load_scaling`.
+    table : of `experiments.comparison.load_scaling`.
     fitted_to : largest load of the line.
     """
     with style():
@@ -133,7 +133,7 @@ def fig3b(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.premium`.
+    table : of `experiments.comparison.premium`.
     """
     with style():
         figure, axes = canvas(1, 2, height=3.6, sharey=True)
@@ -167,7 +167,7 @@ def fig3b_limits(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.premium_limits`.
+    table : of `experiments.comparison.premium_limits`.
     """
     with style():
         figure, axes = canvas(1, 2, height=2.6, sharey=True)
@@ -197,7 +197,7 @@ def fig4(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.weights`.
+    table : of `experiments.comparison.weights`.
     """
     measures = (
         ("quantile", "quantile reserved"),
@@ -235,7 +235,7 @@ def fig_lmax(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.support_bound`.
+    table : of `experiments.comparison.support_bound`.
     """
     with style():
         figure, axes = canvas(1, 2, height=3.4)
@@ -279,7 +279,7 @@ def fig_bounded(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.bounded_map`.
+    table : of `experiments.comparison.bounded_map`.
     """
     with style():
         figure, axes = canvas(1, 1, height=3.2)
@@ -296,7 +296,7 @@ def fig_decoded(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.decoded_table4`.
+    table : of `experiments.comparison.decoded_table4`.
     """
     with style():
         figure, axes = canvas(1, 1, height=3.5)
@@ -338,7 +338,7 @@ def fig_table4(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.table4`.
+    table : of `experiments.comparison.table4`.
     """
     with style():
         figure, axes = canvas(1, 4, height=3.3, sharey=True)
@@ -378,7 +378,7 @@ def fig_cost_rho(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.cost_over_rho`.
+    table : of `experiments.comparison.cost_over_rho`.
     """
     panels = {
         "forced": ("reservation_cost", "nothing rejected: reservation cost"),
@@ -416,7 +416,7 @@ def fig_frontier(table: pd.DataFrame, rho: float = 10) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.cost_over_rho`; rejection forbidden.
+    table : of `experiments.comparison.cost_over_rho`; rejection forbidden.
     """
     with style():
         figure, axes = canvas(1, 1, height=3.6, width=6.5)
@@ -469,7 +469,7 @@ def fig_late(late: pd.DataFrame, matched: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    late, matched : of `studies.evaluation.late_requests` and `studies.evaluation.late_at_paper`.
+    late, matched : of `experiments.comparison.late_requests` and `experiments.comparison.late_at_paper`.
     """
     with style():
         figure, axes = canvas(1, 2, height=3.3, width_ratios=(3, 2))
@@ -501,7 +501,7 @@ def fig_latency_map(table: pd.DataFrame, method: str, traces: Sequence[str]) -> 
 
     Parameters
     ----------
-    table : of `studies.evaluation.latency_map`.
+    table : of `experiments.comparison.latency_map`.
     method : a row of Table IV.
     traces : panels.
     """
@@ -526,7 +526,7 @@ def fig_engines(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.engines`.
+    table : of `experiments.comparison.engines`.
     """
     with style():
         figure, axes = canvas(1, 3, height=3.3)
@@ -564,7 +564,7 @@ def fig_ablation(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.ablation`.
+    table : of `experiments.comparison.ablation`.
     """
     measures = {
         "reservation_cost": ("cost", "cost"),
@@ -605,7 +605,7 @@ def fig6(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.shifts`.
+    table : of `experiments.comparison.shifts`.
     """
     with style():
         figure, axes = canvas(1, 2, height=3.4)
@@ -639,7 +639,7 @@ def fig6_regimes(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.ablation_regimes`.
+    table : of `experiments.comparison.ablation_regimes`.
     """
     with style():
         figure, axes = canvas(1, 2, height=3.4, sharey=True)
@@ -662,7 +662,7 @@ def fig_partitions(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.ablation_partitions`.
+    table : of `experiments.comparison.ablation_partitions`.
     """
     with style():
         shifts = sorted(table["shift"].unique())
@@ -681,7 +681,7 @@ def fig_prefix(table: pd.DataFrame) -> Figure:
 
     Parameters
     ----------
-    table : of `studies.evaluation.prefix_load`.
+    table : of `experiments.comparison.prefix_load`.
     """
     with style():
         figure, axes = canvas(1, 1, height=3.0, width=6.0)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvcache.paper.claims import ledger as module
-from kvcache.paper.claims.ledger import Results, as_html, by_verdict, headlines, ledger, rejudged, untested
+from kvcache.paper.claims.ledger import Results, as_html, by_verdict, collected, headlines, rejudged, untested
 from kvcache.paper.claims.verdicts import PARTS, Outcome, Verdict, save_verdicts
 from kvcache.paper.published import CLAIMS
 from kvcache.paper.results import read_table, results_dir, write_table
@@ -33,12 +33,12 @@ def output(tmp_path, monkeypatch):
 
 def test_a_claim_without_verdict_is_an_error_that_names_it(output):
     with pytest.raises(ValueError, match=r"no verdict on C01, C02, .*, C22: .* has those of no notebook"):
-        ledger("quick")
+        collected("quick")
     save_verdicts([verdict(c) for c in CLAIMS if c not in ("C05", "C22")], "one", "quick")
     with pytest.raises(ValueError, match=r"no verdict on C05, C22: .* has those of one; run the notebooks"):
-        ledger("quick")
+        collected("quick")
     save_verdicts([verdict("C05"), verdict("C22")], "other", "quick")
-    table = ledger("quick")
+    table = collected("quick")
     assert table["id"].tolist() == list(CLAIMS)
     assert table.set_index("id")["notebook"][["C04", "C05"]].tolist() == ["one", "other"]
 
@@ -47,13 +47,13 @@ def test_a_claim_judged_twice_is_an_error(output):
     save_verdicts([verdict(c) for c in CLAIMS], "one", "quick")
     write_table(pd.DataFrame([verdict("C07").row()]), f"{PARTS}/two.csv", "quick")
     with pytest.raises(ValueError, match="claim C07: judged in one and two"):
-        ledger("quick")
+        collected("quick")
 
 
 def test_counts_have_every_verdict_and_every_claim(output):
     outcomes = [Outcome.REPRODUCED, Outcome.NOT_REPRODUCED]
     save_verdicts([verdict(c, outcomes[n % 2]) for n, c in enumerate(CLAIMS)], "one", "quick")
-    counts = by_verdict(ledger("quick")).set_index("verdict")
+    counts = by_verdict(collected("quick")).set_index("verdict")
     assert counts["claims"].to_dict() == {
         "reproduced": 11, "partly": 0, "not reproduced": 11, "not testable": 0,
     }  # fmt: skip
@@ -65,7 +65,7 @@ def test_counts_have_every_verdict_and_every_claim(output):
 
 
 def test_every_claim_has_a_committed_verdict_and_claims_csv_is_put_together_from_them(committed):
-    table = ledger("quick")
+    table = collected("quick")
     assert table["id"].tolist() == list(CLAIMS)
     assert table.drop(columns="notebook").equals(read_table("claims.csv", "quick"))
     assert by_verdict(table).equals(
@@ -74,13 +74,13 @@ def test_every_claim_has_a_committed_verdict_and_claims_csv_is_put_together_from
 
 
 def test_verdicts_follow_from_the_committed_tables(committed):
-    again = rejudged(ledger("quick"), committed)
+    again = rejudged(collected("quick"), committed)
     assert again[~again["same"]].to_dict("records") == []
 
 
 def test_sources_of_verdicts_are_tables_or_figures_that_exist(committed):
     folder = results_dir("quick")
-    for claim in ledger("quick").itertuples():
+    for claim in collected("quick").itertuples():
         names = [part.strip().partition(":")[0].split(" ")[0] for part in claim.source.split(";")]
         names = [name for part in names for name in part.replace(",", " ").split()]
         assert names, claim.id

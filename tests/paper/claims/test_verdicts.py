@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from kvcache.paper.claims import verdicts as module
-from kvcache.paper.claims.verdicts import Outcome, Verdict, judge, judges, save_verdicts, verdicts_html
+from kvcache.paper.claims.verdicts import Outcome, Verdict, judge, judges_claim, save_verdicts, verdicts_html
 from kvcache.paper.published import CLAIMS
 from kvcache.paper.results import read_table
 
@@ -48,7 +48,7 @@ def test_a_verdict_is_checked_when_made():
 
 
 def test_a_judge_computes_from_tables(registry):
-    @judges("C22")
+    @judges_claim("C22")
     def constant_work(tables):
         ours = tables["online"]["growth"].max()
         outcome = Outcome.REPRODUCED if ours < 1.1 else Outcome.NOT_REPRODUCED
@@ -63,18 +63,18 @@ def test_a_judge_computes_from_tables(registry):
 
 
 def test_a_claim_has_one_judge(registry):
-    @judges("C01")
+    @judges_claim("C01")
     def first(tables):
         return Verdict("C02", "partly", **GIVEN)
 
     with pytest.raises(ValueError, match=r"claim C01: judged by .*test_verdicts already"):
 
-        @judges("C01")
+        @judges_claim("C01")
         def second(tables):
             raise AssertionError
 
     with pytest.raises(ValueError, match="claim 'C00'"):
-        judges("C00")(first)
+        judges_claim("C00")(first)
     with pytest.raises(ValueError, match="claim C01: its judge returned a verdict on C02"):
         judge("C01", {})
 
@@ -96,10 +96,10 @@ def test_each_notebook_replaces_its_own_verdicts_only(output):
     save_verdicts([verdict("C05", "not testable")], "03_miblp_vs_bcd", "quick")
     rows = save_verdicts([verdict("C01", "reproduced"), verdict("C20")], "02_fractile", "quick")
     assert rows["id"].tolist() == ["C01", "C20"]
-    ledger = read_table(output / "claims.csv")
-    assert ledger["id"].tolist() == ["C01", "C05", "C20"]
-    assert ledger["verdict"].tolist() == ["reproduced", "not testable", "partly"]
-    assert ledger.columns.tolist()[:6] == ["id", "where", "claim", "verdict", "paper", "ours"]
+    table = read_table(output / "claims.csv")
+    assert table["id"].tolist() == ["C01", "C05", "C20"]
+    assert table["verdict"].tolist() == ["reproduced", "not testable", "partly"]
+    assert table.columns.tolist()[:6] == ["id", "where", "claim", "verdict", "paper", "ours"]
     save_verdicts([verdict("C02")], "02_fractile", "full")
     assert read_table(output / "full" / "claims.csv")["id"].tolist() == ["C02"]
     assert len(read_table(output / "claims.csv")) == 3

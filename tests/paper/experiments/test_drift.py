@@ -17,18 +17,18 @@ from kvcache.paper.experiments.drift import (
     advantage,
     by_day,
     choice,
+    default_beside_best,
     elsewhere,
     joint_path,
-    ledger,
     left_out,
     limits,
     margins,
     path,
     point,
     policies,
+    ratios_to_hindsight,
     shrinking,
     splits,
-    standing,
     wide,
 )
 
@@ -66,14 +66,14 @@ def runs() -> pd.DataFrame:
 
 
 def test_the_ledger_takes_the_best_of_the_grid_per_period(runs):
-    table = ledger(runs).set_index(["period", "policy"])
+    table = ratios_to_hindsight(runs).set_index(["period", "policy"])
     assert table.loc[("days 2-5", DEFAULT), "ratio"] == pytest.approx(1.1)
     assert table.loc[("days 6-14", DEFAULT), "ratio"] == pytest.approx(1.2)
     assert table.loc[("days 2-14", DEFAULT), "ratio"] == pytest.approx(1 + (1.6 + 7.2) / 52)
     assert table.loc[("days 2-5", GRID), ["ratio", "chosen"]].tolist() == [1.0, "half-life 1"]
     assert table.loc[("days 6-14", GRID), "chosen"] == "last"
     assert not table.index.get_level_values("policy").str.startswith("grid: ").any()
-    assert wide(ledger(runs), "days 6-14", [DEFAULT]).loc[("m-mid", DEFAULT), 10.0] == 1.2
+    assert wide(ratios_to_hindsight(runs), "days 6-14", [DEFAULT]).loc[("m-mid", DEFAULT), 10.0] == 1.2
 
 
 def test_the_choice_is_ordered_by_the_earlier_days(runs):
@@ -84,7 +84,7 @@ def test_the_choice_is_ordered_by_the_earlier_days(runs):
 
 
 def test_standing_by_hand(runs):
-    row = standing(runs).set_index("period").loc["days 6-14"]
+    row = default_beside_best(runs).set_index("period").loc["days 6-14"]
     assert row["default"] == pytest.approx(20.0)
     assert row["best_member"] == pytest.approx(10.0)
     assert row["grid"] == pytest.approx(10.0)

@@ -17,8 +17,8 @@ def burstgpt():
 
 
 @pytest.fixture(scope="module")
-def witness(burstgpt):
-    return fractile.witness(burstgpt)
+def implied(burstgpt):
+    return fractile.with_published_costs(burstgpt)
 
 
 @pytest.fixture(scope="module")
@@ -137,23 +137,23 @@ def test_the_stated_mean_does_not_go_with_the_costs(burstgpt):
     assert blocks["implied_low"] <= 416 <= blocks["implied_high"]
 
 
-def test_one_distribution_has_all_18_published_costs(witness):
-    table = fractile.table2({"witness": witness}).set_index(["trace", "rho"])
+def test_one_distribution_has_all_18_published_costs(implied):
+    table = fractile.table2({"implied": implied}).set_index(["trace", "rho"])
     for rho in RATIOS:
-        ours, theirs = table.loc[("witness", rho)], table.loc[("published", rho)]
+        ours, theirs = table.loc[("implied", rho)], table.loc[("published", rho)]
         for name in ("p90", "p95"):
             assert ours[name] == pytest.approx(theirs[name], abs=0.5001)
         assert ours["saa"] == pytest.approx(theirs["dro"], abs=0.5001)
-    assert witness.quantile([0.9, 0.99]).tolist() == [276, 1586]
-    assert witness.reconstructed
+    assert implied.quantile([0.9, 0.99]).tolist() == [276, 1586]
+    assert implied.reconstructed
 
 
-def test_on_it_dro_is_the_fractile_and_above_the_fractile_it_would_cost_more(witness):
+def test_on_it_dro_is_the_fractile_and_above_the_fractile_it_would_cost_more(implied):
     """With the bound of the whole file the paper's DRO column shows no robustness at all."""
     for rho in RATIOS:
-        answer = DEFAULT_RADIUS.solve(witness, rho, 1)
+        answer = DEFAULT_RADIUS.solve(implied, rho, 1)
         assert answer.regime == "fractile"
-        assert witness.cost(answer.eta * 1.2, rho, 1) > witness.cost(answer.eta, rho, 1)
+        assert implied.cost(answer.eta * 1.2, rho, 1) > implied.cost(answer.eta, rho, 1)
 
 
 def test_excess_curves_are_those_of_the_distributions(small):

@@ -1,4 +1,4 @@
-"""Scenarios: what is changed, what is left out, and that a row says what was solved and replayed."""
+"""Experiments: what is changed, what is left out, and that a row says what was solved and replayed."""
 
 import dataclasses
 
@@ -39,13 +39,13 @@ def test_build_changes_what_it_is_told_and_nothing_else():
 
 def test_evaluation_scales_and_cuts_where_asked():
     problem = runner.build()
-    capped = runner.evaluation(problem, shift=2.5)
-    free = runner.evaluation(problem, shift=2.5, capped=False)
+    capped = runner.replayed_lengths(problem, shift=2.5)
+    free = runner.replayed_lengths(problem, shift=2.5, capped=False)
     for c, cut, long in zip(problem.classes, capped, free, strict=True):
         assert cut.upper == c.output.upper
         assert long.tokens[-1] == round(2.5 * int(c.output.tokens[-1]) + 1e-9)
         assert long.mean == pytest.approx(2.5 * c.output.mean, rel=0.02)
-    own = runner.evaluation(problem)
+    own = runner.replayed_lengths(problem)
     assert own == [c.output for c in problem.classes]
 
 
@@ -86,7 +86,7 @@ def test_a_row_is_the_solution_and_its_replay():
     assert row["who"] == "me"
     assert row["objective"] == solution.objective
     assert row["groups"] == "+".join(map(str, solution.policy.groups))
-    lengths = runner.evaluation(problem, shift=1.5)
+    lengths = runner.replayed_lengths(problem, shift=1.5)
     measured = replay(
         problem,
         runner.caching(problem, solution.policy),

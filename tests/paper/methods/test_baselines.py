@@ -12,9 +12,9 @@ from kvcache.paper.methods.baselines import (
     SETS,
     PastFuture,
     in_blocks,
-    online_rule,
     optimise,
     reservations,
+    reserver_of,
 )
 from kvcache.policy import evaluate
 from kvcache.problem import Costs, Problem, RequestClass
@@ -98,8 +98,8 @@ def test_past_future_in_a_replay():
     inst = problem()
     policy = optimise("P90", inst).policy
     work = Workload.draw([c.output for c in inst.classes], np.random.default_rng(0), 1_000)
-    assert online_rule("P90", inst) is None
-    rule = online_rule("LightLLM", inst)
+    assert reserver_of("P90", inst) is None
+    rule = reserver_of("LightLLM", inst)
     assert rule == PastFuture((2_048, 1_024))
     result = replay(inst, policy, work, reserver=rule, window=1)
     # Two independent lengths from one distribution: the later one is longer in under half of the draws.

@@ -13,11 +13,11 @@ from kvcache.policy import Policy, repaired
 sizes = pytest.mark.parametrize("block3", bcd.BLOCK3)
 
 
-def same_path(fast, literal):
-    np.testing.assert_array_equal(fast.policy.groups, literal.policy.groups)
-    np.testing.assert_array_equal(fast.policy.prefix_cache, literal.policy.prefix_cache)
-    np.testing.assert_allclose(fast.history, literal.history, rtol=1e-6)
-    np.testing.assert_allclose(fast.policy.reservations, literal.policy.reservations, rtol=1e-5)
+def same_path(fast, per_sample):
+    np.testing.assert_array_equal(fast.policy.groups, per_sample.policy.groups)
+    np.testing.assert_array_equal(fast.policy.prefix_cache, per_sample.policy.prefix_cache)
+    np.testing.assert_allclose(fast.history, per_sample.history, rtol=1e-6)
+    np.testing.assert_allclose(fast.policy.reservations, per_sample.policy.reservations, rtol=1e-5)
 
 
 @sizes
@@ -25,14 +25,14 @@ def same_path(fast, literal):
 def test_literal_and_fast_take_the_same_path(kind, block3):
     for seed in range(2):
         x = case(kind, seed)
-        same_path(bcd.solve(x, block3=block3), bcd.solve(x, block3=block3, literal=True))
+        same_path(bcd.solve(x, block3=block3), bcd.solve(x, block3=block3, per_sample=True))
 
 
 @sizes
 @pytest.mark.parametrize("size", [(3, 4, 100, 8), (5, 5, 150, 12)])
 def test_literal_and_fast_take_the_same_path_on_drawn_traces(size, block3):
     x = builders.scalability(*size, seed=3, load=0.9)
-    same_path(bcd.solve(x, block3=block3), bcd.solve(x, block3=block3, literal=True))
+    same_path(bcd.solve(x, block3=block3), bcd.solve(x, block3=block3, per_sample=True))
 
 
 @given(st.sampled_from(sorted(KINDS)), st.integers(0, 10_000), st.sampled_from(bcd.BLOCK3), st.integers(0, 4))
@@ -53,9 +53,9 @@ def test_lp2_is_the_linear_program_with_thetas(kind):
     x = x.replace(costs=type(x.costs)(x.costs.preemption, 1.0, 0.0, x.costs.rejection))
     z, delta = np.array([1, 1]), np.zeros((2, 2), dtype=bool)
     policy = repaired(x, z, [c.output.mean for c in x.classes], [[0.3, 0.6], [0.5, 0.4]], delta)
-    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    inner = bcd._Block1(x, per_sample=False, fixed=None, deadline=None)
     eta = inner.reserve(policy, evaluate(x, policy))
-    found = evaluate(x, repaired(x, z, eta, policy.routing, delta)).terms["reservation"]
+    found = evaluate(x, repaired(x, z, eta, policy.routing, delta)).terms["mismatch"]
 
     c_p, radius = x.costs.preemption, x.ambiguity.radius
     rows, right, cost, n = [], [], [], 2
@@ -92,7 +92,7 @@ def test_lp1_is_the_linear_program_when_nobody_pays_for_time():
     z, delta = np.array([1, 1]), np.zeros((2, 2), dtype=bool)
     eta = x.unconstrained_reservations()
     start = Policy.of(x, z, eta, np.zeros((2, 2)), delta)
-    inner = bcd._Block1(x, literal=False, fixed=eta, deadline=None)
+    inner = bcd._Block1(x, per_sample=False, fixed=eta, deadline=None)
     policy, result = inner.run(start)
     value = x.arrival_rates * (result.worst_case - x.costs.rejection)
     needs = (1 + x.headroom) * x.offered_loads * (x.input_tokens + eta)[:, None] / x.kv_tokens
@@ -137,10 +137,10 @@ def test_partitions_are_all_within_the_budget():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_neighbours_are_within_the_budget_and_differ(seed):
+def test_adjacent_partitions_are_within_the_budget_and_differ(seed):
     x = builders.scalability(2, 8, 10, 40, seed=seed)
     z = bcd.first_groups(x)
-    near = [n.copy() for n in bcd._neighbours(x, z)]
+    near = [n.copy() for n in bcd._adjacent_partitions(x, z)]
     assert near
     for n in near:
         assert np.all(n >= 0)
@@ -151,7 +151,7 @@ def test_neighbours_are_within_the_budget_and_differ(seed):
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_no_partition_that_block_1_would_improve_is_excluded(kind):
     x = case(kind, 4)
-    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    inner = bcd._Block1(x, per_sample=False, fixed=None, deadline=None)
     eta = np.array([c.output.mean for c in x.classes])
     for z in bcd._partitions(x, 100):
         _, result = inner.run(Policy.of(x, z, eta, np.zeros((2, 2)), np.zeros((2, 2))))
@@ -162,7 +162,7 @@ def test_no_partition_that_block_1_would_improve_is_excluded(kind):
 def test_resolve_finds_the_best_z_for_block_1(seed):
     """One Block 3, against Block 1 from the same policy for every z."""
     x = builders.scalability(3, 4, 40, 12, seed=seed, load=0.8)
-    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    inner = bcd._Block1(x, per_sample=False, fixed=None, deadline=None)
     z = bcd.first_groups(x)
     eta = np.array([c.output.mean for c in x.classes])
     policy, result = inner.run(Policy.of(x, z, eta, np.zeros((3, 4)), np.zeros((3, 4))))
@@ -179,9 +179,9 @@ def test_resolve_finds_the_best_z_for_block_1(seed):
 def test_no_neighbour_is_better_where_not_all_are_tried(seed):
     x = builders.scalability(3, 4, 40, 12, seed=seed, load=0.8)
     solution = bcd.solve(x, enumerate_up_to=0)
-    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    inner = bcd._Block1(x, per_sample=False, fixed=None, deadline=None)
     eta = solution.policy.reservations - x.input_tokens
-    for z in bcd._neighbours(x, solution.policy.groups):
+    for z in bcd._adjacent_partitions(x, solution.policy.groups):
         start = repaired(x, z, eta, solution.policy.routing, solution.policy.prefix_cache)
         assert inner.run(start)[1].objective >= solution.objective * (1 - 1e-8)
 
@@ -190,7 +190,7 @@ def test_no_neighbour_is_better_where_not_all_are_tried(seed):
 def test_priced_groups_are_the_best_of_all_partitions(seed):
     """The branch and bound over z and pi, against a linear program for each z."""
     x = builders.scalability(3, 4, 40, 12, seed=seed, load=0.8)
-    inner = bcd._Block1(x, literal=False, fixed=None, deadline=None)
+    inner = bcd._Block1(x, per_sample=False, fixed=None, deadline=None)
     policy, result = inner.run(bcd._start(x, None, None))
     policy, result = bcd._cache_prefixes(x, policy, result)
     assert policy.prefix_cache.any()
@@ -233,7 +233,7 @@ def test_prices_alone_take_the_same_path_and_fall(seed, monkeypatch):
     monkeypatch.setattr(bcd, "_NEIGHBOURHOOD", 0)
     x = builders.scalability(4, 6, 60, 40, seed=seed, load=0.9)
     fast = bcd.solve(x, enumerate_up_to=0)
-    same_path(fast, bcd.solve(x, enumerate_up_to=0, literal=True))
+    same_path(fast, bcd.solve(x, enumerate_up_to=0, per_sample=True))
     assert np.all(np.diff(fast.history) < 0)
     assert fast.objective <= bcd.solve(x, block3="literal").objective
 
@@ -308,6 +308,6 @@ def test_other_sets():
     x = case("queue", 0).replace(ambiguity=CVaR(0.5))
     assert evaluate(x, bcd.solve(x).policy).feasible
     with pytest.raises(ValueError, match="not of CVaR"):
-        bcd.solve(x, literal=True)
+        bcd.solve(x, per_sample=True)
     with pytest.raises(ValueError, match="block3 is 'other'"):
         bcd.solve(x, block3="other")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvcache.hardware import ServingConfig
 from kvcache.lengths import LengthDistribution
-from kvcache.paper.methods.engines import ENGINES, FixedReservation, OnDemand, RemainingShare, View, simulate
+from kvcache.paper.methods.engines import RULES, FixedReservation, OnDemand, RemainingShare, View, simulate
 from kvcache.problem import Problem, RequestClass
 from kvcache.replay import Workload
 
@@ -32,7 +32,7 @@ def alone(lengths):
     return Workload(np.array([lengths]), 0)
 
 
-MAKERS = {**ENGINES, "DRO": lambda i, c: FixedReservation(i, c, "DRO")}
+MAKERS = {**RULES, "DRO": lambda i, c: FixedReservation(i, c, "DRO")}
 
 
 @pytest.mark.parametrize("name", MAKERS)
@@ -69,7 +69,7 @@ def test_vllm_evicts_only_when_memory_is_full():
 
 
 def test_a_guarantee_never_evicts_and_holds_more():
-    guaranteed = simulate(problem(2_000, rate=5.0), workload(), ENGINES["TensorRT-LLM"])
+    guaranteed = simulate(problem(2_000, rate=5.0), workload(), RULES["TensorRT-LLM"])
     on_demand = simulate(problem(2_000, rate=5.0), workload(), OnDemand)
     assert guaranteed.evictions.sum() == 0
     assert guaranteed.unused.mean() == pytest.approx(512 - workload().lengths[0].mean(), rel=0.05)
@@ -132,9 +132,9 @@ def test_conservation(name, kv_tokens, rate, seed):
     assert np.all(run.unused >= -1e-9)
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", RULES)
 def test_runs_are_reproducible_and_meet_the_same_requests(name):
-    a, b = (simulate(problem(1_500, 3.0), workload(), ENGINES[name], seed=4) for _ in range(2))
+    a, b = (simulate(problem(1_500, 3.0), workload(), RULES[name], seed=4) for _ in range(2))
     assert np.array_equal(a.latency, b.latency)
     assert a.served == simulate(problem(1_500, 3.0), workload(), OnDemand, seed=4).served
 

@@ -26,7 +26,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kind", "seed"), CASES)
-def test_certified_literal_and_compact_agree(kind, seed):
+def test_certified_per_sample_and_compact_programs_agree(kind, seed):
     x = case(kind, seed)
     certified = solve(x, gap=5e-5)
     scip = solve(x, "miblp", solver="scip", gap=5e-5)

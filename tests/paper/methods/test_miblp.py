@@ -145,7 +145,7 @@ def test_without_radius_the_worst_case_is_the_mean():
     solution = miblp.solve(x)
     eta = solution.policy.reservations - x.input_tokens
     means = [c.output.cost(e, x.costs.preemption, x.costs.waste) for c, e in zip(x.classes, eta, strict=True)]
-    assert solution.terms["reservation"] == pytest.approx(
+    assert solution.terms["mismatch"] == pytest.approx(
         x.arrival_rates @ (solution.policy.admission * means), rel=1e-9
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges
+from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges_claim
 from kvcache.paper.published import published
 from kvcache.replay import PREEMPTION_FACTOR
 
@@ -23,7 +23,7 @@ FAR, SLIGHTLY = 1.3, 0.05
 CLOSE = 0.2
 
 
-@judges("C08")
+@judges_claim("C08")
 def load_scaling(tables: Tables) -> Verdict:
     """Linear, then dominated by rejection. Reads ``fig3a``."""
     table = tables["fig3a"].sort_values("load")
@@ -57,7 +57,7 @@ def load_scaling(tables: Tables) -> Verdict:
     )
 
 
-@judges("C09")
+@judges_claim("C09")
 def robustness_premium(tables: Tables) -> Verdict:
     """The premium over the radius. Reads ``fig3b`` and ``fig3b_limits``."""
     solved, limits = tables["fig3b"], tables["fig3b_limits"]
@@ -89,7 +89,7 @@ def robustness_premium(tables: Tables) -> Verdict:
     )
 
 
-@judges("C10")
+@judges_claim("C10")
 def other_weights(tables: Tables) -> Verdict:
     """c_slo, c_rej and kappa within 5x, and shedding. Reads ``fig4`` and ``rejection_threshold``."""
     table, threshold = tables["fig4"], tables["rejection_threshold"]
@@ -130,7 +130,7 @@ def _over_cheapest(costs: pd.DataFrame) -> pd.Series:
     return grid.div(grid.min(axis=1), axis=0).max()
 
 
-@judges("C13")
+@judges_claim("C13")
 def only_bounded(tables: Tables) -> Verdict:
     """Who stays near the fractile at every rho.
 
@@ -168,7 +168,7 @@ def only_bounded(tables: Tables) -> Verdict:
     )
 
 
-@judges("C14")
+@judges_claim("C14")
 def latency_order(tables: Tables) -> Verdict:
     """Who is faster than DRO at rho 10. Reads ``table4`` and ``latency_map``."""
     table, grid = tables["table4"].set_index("method"), tables["latency_map"]
@@ -199,7 +199,7 @@ def latency_order(tables: Tables) -> Verdict:
     )
 
 
-@judges("C21")
+@judges_claim("C21")
 def length_prediction(tables: Tables) -> Verdict:
     """LP + k sigma as rho grows. Reads ``cost_rho`` and ``table4``."""
     costs = tables["cost_rho"]
@@ -233,7 +233,7 @@ def _over_full(table: pd.DataFrame, variant: str, column: str) -> tuple[float, f
     return float(ratio.mean()), float(ratio.min()), float(ratio.max())
 
 
-@judges("C15")
+@judges_claim("C15")
 def uniform_routing(tables: Tables) -> Verdict:
     """Uniform routing. Reads ``table5_seeds`` and ``partitions``."""
     table, partitions = tables["table5_seeds"], tables["partitions"]
@@ -259,7 +259,7 @@ def uniform_routing(tables: Tables) -> Verdict:
     )
 
 
-@judges("C16")
+@judges_claim("C16")
 def without_robustness(tables: Tables) -> Verdict:
     """SAA under the 2.5x shift. Reads ``table5_seeds`` and ``fig6_regimes``."""
     table, regimes = tables["table5_seeds"], tables["fig6_regimes"]
@@ -284,7 +284,7 @@ def without_robustness(tables: Tables) -> Verdict:
     )
 
 
-@judges("C17")
+@judges_claim("C17")
 def without_prefix_caching(tables: Tables) -> Verdict:
     """Prefix caching. Reads ``table5_seeds`` and ``prefix``."""
     table, prefix = tables["table5_seeds"], tables["prefix"]
@@ -314,7 +314,7 @@ def without_prefix_caching(tables: Tables) -> Verdict:
     )
 
 
-@judges("C18")
+@judges_claim("C18")
 def tail_under_shift(tables: Tables) -> Verdict:
     """P99 latency over the length scale. Reads ``fig6``."""
     table, paper = tables["fig6"], published("figure_6")

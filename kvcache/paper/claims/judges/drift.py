@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from kvcache.paper.builders import RADIUS
-from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges
+from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges_claim
 
 #: Costs or shares within this relative difference count as equal (C19).
 NEAR = 0.05
@@ -14,7 +14,7 @@ NEAR = 0.05
 KEPT = 0.85
 
 
-@judges("C11")
+@judges_claim("C11")
 def static_against_rolling(tables: Tables) -> Verdict:
     """When lengths shrink a static reservation wastes memory and rolling re-optimisation recovers.
 
@@ -52,7 +52,7 @@ def static_against_rolling(tables: Tables) -> Verdict:
     )
 
 
-@judges("C12")
+@judges_claim("C12")
 def advantage_grows(tables: Tables) -> Verdict:
     """DRO's advantage over fixed reservations grows with the shift and with rho.
 
@@ -94,7 +94,7 @@ def advantage_grows(tables: Tables) -> Verdict:
     )
 
 
-@judges("C19")
+@judges_claim("C19")
 def temporal_splits(tables: Tables) -> Verdict:
     """On temporal splits of real traces at rho 10 quantile baselines and DRO are near-indistinguishable.
 

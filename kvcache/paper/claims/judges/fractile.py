@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges
+from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges_claim
 from kvcache.paper.experiments.fractile import BURSTGPT, DEFAULT_RADIUS, PUBLISHED, RATIOS
 from kvcache.paper.published import published
 
@@ -27,7 +27,7 @@ def _gains(rows: pd.DataFrame, rho: float) -> tuple[float, float]:
     return float(row["gain_p90_pct"]), float(row["gain_p95_pct"])
 
 
-@judges("C01")
+@judges_claim("C01")
 def dro_is_never_dearer(tables: Tables) -> Verdict:
     """DRO against P90 and P95. Reads ``table2`` (`fractile.table2`)."""
     table = _ours(tables["table2"])
@@ -65,7 +65,7 @@ def dro_is_never_dearer(tables: Tables) -> Verdict:
     )
 
 
-@judges("C02")
+@judges_claim("C02")
 def fixed_quantiles_are_narrow(tables: Tables) -> Verdict:
     """P90 and P95 against the best reservation. Reads ``table2``."""
     table = _ours(tables["table2"])
@@ -91,7 +91,7 @@ def fixed_quantiles_are_narrow(tables: Tables) -> Verdict:
     )
 
 
-@judges("C03")
+@judges_claim("C03")
 def dro_tracks_the_fractile(tables: Tables) -> Verdict:
     """The empirical quantile of DRO's reservation.
 
@@ -119,7 +119,7 @@ def dro_tracks_the_fractile(tables: Tables) -> Verdict:
     )
 
 
-@judges("C04")
+@judges_claim("C04")
 def robust_is_not_above_the_fractile(tables: Tables) -> Verdict:
     """The robust reservation against the fractile.
 
@@ -150,7 +150,7 @@ def robust_is_not_above_the_fractile(tables: Tables) -> Verdict:
     )
 
 
-@judges("C20")
+@judges_claim("C20")
 def kv_bytes_of_a_70b_model(tables: Tables) -> Verdict:
     """KV cache of one token. Reads ``kv_cache`` (`fractile.kv_cache_sizes`)."""
     table = tables["kv_cache"].set_index("model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges
+from kvcache.paper.claims.verdicts import Outcome, Tables, Verdict, judges_claim
 from kvcache.paper.published import published
 
 #: A policy this close to a proven bound counts as optimal: the bounds themselves stop at 1e-4.
@@ -18,7 +18,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.1 else f"{100 * share:.0f} %"
 
 
-@judges("C05")
+@judges_claim("C05")
 def exact_program_and_gap_of_bcd(tables: Tables) -> Verdict:
     """The exact program times out from 6x6x300 on; Algorithm 1 has no gap where the optimum is known.
 
@@ -51,7 +51,7 @@ def exact_program_and_gap_of_bcd(tables: Tables) -> Verdict:
     )
 
 
-@judges("C06")
+@judges_claim("C06")
 def production_scale(tables: Tables) -> Verdict:
     """Algorithm 1 solves 15x12x2000 on 48 GPUs inside a re-optimisation interval.
 
@@ -79,7 +79,7 @@ def production_scale(tables: Tables) -> Verdict:
     )
 
 
-@judges("C07")
+@judges_claim("C07")
 def finite_and_monotone(tables: Tables) -> Verdict:
     """Algorithm 1 ends, its objective never rises, and no single block improves its result.
 
@@ -108,7 +108,7 @@ def finite_and_monotone(tables: Tables) -> Verdict:
     )
 
 
-@judges("C22")
+@judges_claim("C22")
 def constant_time_online(tables: Tables) -> Verdict:
     """The online phase costs O(1) per request. Reads ``online_timings``."""
     table = tables["online_timings"]

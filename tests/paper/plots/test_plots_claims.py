@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from kvcache.paper.claims.verdicts import Outcome
-from kvcache.paper.plots.ledger import OUTCOMES, at_a_glance
+from kvcache.paper.plots.claims import OUTCOMES, at_a_glance
 from kvcache.paper.published import claims_table
 
 

@@ -1,4 +1,4 @@
-"""The ledger at a glance."""
+"""The claims at a glance."""
 
 from __future__ import annotations
 
