@@ -46,7 +46,7 @@ BENCHES := $(sort $(wildcard tests/bench_*.py))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup data digests notebooks reproduce test bench lab lint clean readme report embed lock $(NAMES)
+.PHONY: help setup data digests notebooks reproduce test bench lab lint clean readme report embed lock kernels $(NAMES)
 
 help: ## this list
 	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [JOBS=n] [VENV=folder] [PYTHON=interpreter]"
@@ -142,6 +142,9 @@ embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ 
 lock: ## requirements.txt from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test --extra hardware \
 	  --custom-compile-command "make lock" pyproject.toml -o requirements.txt
+
+kernels: $(READY) ## the package's coarse tables of step times, from the kernels that are installed
+	$(PY) -c "from pathlib import Path; from kvcache.kernels import bundle; bundle(Path('kvcache/data/kernels.json'))"
 
 clean: ## remove what was built; data/raw and the environment stay
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .benchmarks

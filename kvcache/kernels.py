@@ -14,19 +14,20 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from kvcache.cluster import GPU, CacheLayers, Model, ParallelConfig, calibration, check_utilisation
 from kvcache.engine.steps import FitErrors, StepCost, StepTable
-from kvcache.hardware import GPU, Model, ParallelConfig, check_utilisation
+from kvcache.files import atomic_path
 from kvcache.models import carried_models, read_model
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "parallel_choices",
     "read_kv_tokens",
     "roofline",
+    "second_opinion",
 ]
 
 Floats = NDArray[np.float64]
@@ -165,24 +167,28 @@ class ServingGroup:
         )
 
 
-def _sdk() -> ModuleType:
-    if find_spec("aiconfigurator_core") is None:
-        raise ModuleNotFoundError(
-            "measured kernels need aiconfigurator-core: pip install 'kvcache[hardware]' (wheels for Linux on "
-            "x86-64 and arm64 and macOS on arm64; none for macOS on Intel). Without them give a GPU(name, "
-            "memory_bytes, flops, bandwidth) of your own, or measured step times"
-        )
-    from aiconfigurator_core import sdk
+def _absent(what: str) -> ModuleNotFoundError:
+    have = bundled()
+    return ModuleNotFoundError(
+        f"{what} needs aiconfigurator-core: pip install 'kvcache[hardware]' (wheels for Linux on x86-64 and "
+        f"arm64 and macOS on arm64; none for macOS on Intel). Without it there are tables of "
+        f"{', '.join(have['models'])} on {', '.join(have['gpus'])} for vllm; else give a GPU(name, "
+        f"memory_bytes, flops, bandwidth) of your own"
+    )
 
-    return sdk
+
+@cache
+def bundled() -> dict:
+    """Coarse tables for a few models and GPUs, for where the extra has no wheel; see `bundle`."""
+    return json.loads(files("kvcache").joinpath("data/kernels.json").read_text(encoding="utf-8"))
 
 
 @cache
 def carried_gpus() -> Mapping[str, Mapping]:
-    """Data sheets of the GPUs whose kernels were measured, by name; empty without the extra."""
+    """Data sheets of the GPUs whose kernels were measured, by name; a few without the extra."""
     spec = find_spec("aiconfigurator_core")
     if spec is None or spec.origin is None:
-        return {}
+        return {name: {"gpu": sheet} for name, sheet in bundled()["gpus"].items()}
     import yaml  # comes with the extra
 
     sheets = Path(spec.origin).parent / "systems"
@@ -203,7 +209,8 @@ def carried_gpu(name: str) -> GPU:
     """
     sheets = carried_gpus()
     if name not in sheets:
-        _sdk()
+        if find_spec("aiconfigurator_core") is None:
+            raise _absent(f"GPU {name!r}")
         raise KeyError(f"GPU {name!r}; measured kernels exist for {', '.join(sheets)}")
     sheet = sheets[name]["gpu"]
     return GPU(
@@ -255,7 +262,7 @@ def group(
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}; expected one of {ENGINES}")
     check_utilisation(memory_utilisation)
-    model = model if isinstance(model, Model) else read_model(model)
+    model = _model(model)
     if cache_dtype not in ("auto", "bfloat16", "fp8"):
         raise ValueError(f"cache_dtype is {cache_dtype!r}; expected auto, bfloat16 or fp8")
     if cache_dtype != "auto":
@@ -283,6 +290,8 @@ def group(
     held = np.concatenate([[0.0], np.geomspace(1024, max(pool[2], 2048), 11)])
     if isinstance(gpu, GPU):
         step, steps_from = roofline(model, gpu, parallel, prompt_tokens), _ROOFLINE_SOURCE
+    elif find_spec("aiconfigurator_core") is None:
+        step, steps_from = _bundled(model, gpu, engine, parallel)
     else:
         step, steps_from = _kernels(model, gpu, engine, parallel, prompt_tokens)
     table = StepTable(batches, held, prompts, step(*np.meshgrid(batches, held, prompts, indexing="ij")))
@@ -309,6 +318,27 @@ def group(
     )
 
 
+def second_opinion(group: ServingGroup) -> StepCost | None:
+    """The linear step cost fitted to other kernel measurements; None where there are none.
+
+    They are of A100 and H100 at TP 1, 2, 4 and 8 with a 70B model of 80 layers and width 8,192, collected
+    for another simulator (``kvcache/data/calibration.json`` has their provenance).
+    """
+    fit = calibration()
+    known = {"a100_sxm": "A100-80GB", "h100_sxm": "H100-80GB"}.get(group.gpu.name, group.gpu.name)
+    row = fit["gpus"].get(known, {}).get("measured", {}).get(str(group.parallel.tensor))
+    model, stages = group.model, group.parallel.pipeline
+    if row is None or model.layers != fit["model"]["layers"] or model.heads * model.head_size != 8192:
+        return None
+    per_token = row["decode_per_resident_kv_token_s"] * model.kv_bytes_per_token
+    return StepCost(
+        row["decode_t0_s"] + (stages - 1) * fit["gpus"][known]["send_recv_s"],
+        row["decode_per_seq_s"] / stages,
+        per_token / fit["model"]["kv_bytes_per_token"] / stages,
+        row["prefill_s_per_token"] / stages,
+    )
+
+
 def parallel_choices(
     model: str | Path | Model,
     gpu: str | GPU,
@@ -328,7 +358,7 @@ def parallel_choices(
     ValueError
         When there is none, with the reason of the largest.
     """
-    model = model if isinstance(model, Model) else read_model(model)
+    model = _model(model)
     sheet = gpu if isinstance(gpu, GPU) else carried_gpu(gpu)
     kept, reason = [], f"max_gpus is {max_gpus}; expected >= 1"
     for tensor in (1, 2, 4, 8, 16, 32, 64):
@@ -376,6 +406,16 @@ def read_kv_tokens(log: str | Path, block: int = BLOCK) -> int:
         f"{text[:60]!r}: no line of a pool found; expected such as 'GPU KV cache size: 178,880 tokens' "
         "(vLLM) or 'max_total_num_tokens=367404' (SGLang)"
     )
+
+
+def _model(source: str | Path | Model) -> Model:
+    if isinstance(source, Model):
+        return source
+    if find_spec("aiconfigurator_core") is None and source in bundled()["models"]:
+        shape = dict(bundled()["models"][source])
+        shape["cache"] = tuple(CacheLayers(**group) for group in shape["cache"])
+        return Model(**shape)
+    return read_model(source)
 
 
 def _pool(
@@ -516,7 +556,8 @@ def _kernels(
     attention over B + P tokens, attention of the prompts, and attention of the decoding requests. Stages of
     a pipeline work on as many micro-batches at once: a group's iteration is a micro-batch's way through.
     """
-    sdk = _sdk()
+    from aiconfigurator_core import sdk
+
     experts = {}
     if model.experts:
         experts = {"moe_ep_size": parallel.expert, "moe_tp_size": parallel.tensor // parallel.expert}
@@ -572,6 +613,73 @@ def _kernels(
             raise _unmeasured(model, gpu, engine, parallel, error) from error
 
     return seconds, Provenance("calibrated", source)
+
+
+def _bundled(
+    model: Model, gpu: str, engine: str, parallel: ParallelConfig
+) -> tuple[Callable[[Floats, Floats, Floats], Floats], Provenance]:
+    """The same from the bundled tables, whose prompts are of 1,024 tokens."""
+    wanted = [model.name, gpu, engine, parallel.tensor, parallel.expert]
+    row = next((row for row in bundled()["tables"] if row["of"] == wanted), None)
+    if row is None:
+        raise _absent(f"{parallel.name} with {model.name} on {gpu} for {engine}")
+    axes = [np.array(axis, dtype=float) for axis in row["axes"]]
+    table = StepTable(*axes, np.reshape(row["us"], [axis.size for axis in axes]) / 1e6)
+    source = f"{bundled()['versions'][gpu]}, coarse table of the package"
+
+    def seconds(b: Floats, k: Floats, p: Floats) -> Floats:
+        return table.seconds(*(x / parallel.pipeline for x in (b, k, p)))
+
+    return seconds, Provenance("calibrated", source)
+
+
+def bundle(path: Path) -> None:
+    """Write the tables of `bundled`, from the kernels that are installed: ``make kernels``."""
+    models = (
+        "meta-llama/Meta-Llama-3.1-8B",
+        "meta-llama/Meta-Llama-3.1-70B",
+        "Qwen/Qwen3-32B",
+        "deepseek-ai/DeepSeek-R1",
+    )
+    gpus = ("a100_sxm", "h100_sxm", "h200_sxm", "b200_sxm", "l40s")
+    batches, prompts = np.array([0, 1, 8, 32, 64, 128, 256, 512.0]), np.array([0, 1, 128, 512, 2048, 8192.0])
+    tables, versions = [], {}
+    for name in models:
+        model = read_model(name)
+        for gpu in gpus:
+            try:
+                choices = parallel_choices(model, gpu, max_gpus=8)
+            except ValueError:
+                continue  # no room on eight of them
+            for parallel in choices:
+                if parallel.pipeline > 1:
+                    continue
+                step, source = _kernels(model, gpu, "vllm", parallel, 1024)
+                pool, _ = _pool(model, carried_gpu(gpu), "vllm", parallel, 0.95, 2048, None)
+                held = np.concatenate([[0], np.geomspace(4096, pool[2], 6).round()])
+                axes = (batches, held, prompts)
+                micros = np.rint(1e6 * step(*np.meshgrid(*axes, indexing="ij"))).astype(int)
+                tables.append(
+                    {
+                        "of": [name, gpu, "vllm", parallel.tensor, parallel.expert],
+                        "axes": [axis.astype(int).tolist() for axis in axes],
+                        "us": micros.ravel().tolist(),
+                    }
+                )
+                versions[gpu] = source.source
+    sheets = {name: carried_gpus()[name]["gpu"] for name in gpus}
+    kept = ("mem_capacity", "bfloat16_tc_flops", "mem_bw")
+    data = {
+        "how": "written by kvcache.kernels.bundle; us: microseconds of iterations over the axes B, K, P",
+        "licence": "Apache-2.0: derived from the data of aiconfigurator-core",
+        "versions": versions,
+        "models": {name: asdict(read_model(name)) for name in models},
+        "gpus": {name: {key: sheet[key] for key in kept} for name, sheet in sheets.items()},
+    }
+    rows = ",\n".join(json.dumps(row, separators=(",", ":")) for row in tables)
+    head = json.dumps(data, indent=1)[:-2]
+    with atomic_path(path) as partial:
+        partial.write_text(f'{head},\n "tables": [\n{rows}\n]\n}}\n', encoding="utf-8")
 
 
 def _unmeasured(
