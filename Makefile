@@ -144,7 +144,7 @@ lock: ## requirements.txt from pyproject.toml (needs uv)
 	  --custom-compile-command "make lock" pyproject.toml -o requirements.txt
 
 kernels: $(READY) ## the package's coarse tables of step times, from the kernels that are installed
-	$(PY) -c "from pathlib import Path; from kvcache.kernels import bundle; bundle(Path('kvcache/data/kernels.json'))"
+	$(PY) -c "from pathlib import Path; from kvcache.groups import bundle; bundle(Path('kvcache/data/kernels.json'))"
 
 clean: ## remove what was built; data/raw and the environment stay
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .benchmarks
