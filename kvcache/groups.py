@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from kvcache.cluster import GPU, CacheLayers, Model, ParallelConfig, calibration, check_utilisation
 from kvcache.engine.steps import FitErrors, StepCost, StepTable
 from kvcache.files import atomic_path
+from kvcache.hardware import GPU, CacheLayers, Model, ParallelConfig, calibration, check_utilisation
 from kvcache.kernels import (
     ENGINES,
     Floats,

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.cluster import GPU, Model, ParallelConfig
 from kvcache.engine.steps import StepTable
+from kvcache.hardware import GPU, Model, ParallelConfig
 from kvcache.models import carried_models
 
 __all__ = [

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from kvcache import groups, kernels, models
-from kvcache.cluster import GPU, Model, ParallelConfig
 from kvcache.groups import bundle, group, parallel_choices, read_kv_tokens, second_opinion
+from kvcache.hardware import GPU, Model, ParallelConfig
 from kvcache.kernels import bundled, carried_gpu, carried_gpus
 from kvcache.models import carried_models
 

@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from kvcache.artifact.notebook import committed_form
+from kvcache.paper.pages.notebook import committed_form
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -98,52 +98,36 @@ def test_every_import_is_a_direct_dependency():
     assert [name for name in foreign if not allowed & {canonicalize_name(n) for n in named[name]}] == []
 
 
-#: Parts of the package from the ground up: each imports from those before it, and from itself.
-LAYERS = (
-    ("files",),
-    ("results",),
-    ("lengths",),
-    ("traces",),
-    ("digests",),
-    ("ambiguity", "cluster", "queueing"),
-    ("engine", "models"),
-    ("kernels",),
-    ("groups",),
-    ("instance",),
-    ("instances", "policy"),
-    ("deployment", "solvers"),
-    ("baselines", "replay", "rolling"),
-    ("engines",),
-    ("paper", "assumptions"),
-    ("studies",),
-    ("claims",),
-    ("plots",),
-    ("artifact",),
-)
-
-
 def imported(path: Path) -> set[str]:
-    """Parts of the package that a module imports, wherever in the module."""
+    """Modules that a module imports, wherever in the module; names too, which may be modules."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("kvcache.")}
-        elif isinstance(node, ast.ImportFrom) and node.module == "kvcache":
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("kvcache."):
-            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return found
 
 
-def test_imports_go_one_way():
-    rank = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
+def test_the_core_never_imports_the_reproduction():
     package = ROOT / "kvcache"
     for path in package.rglob("*.py"):
-        part = path.relative_to(package).with_suffix("").parts[0]
-        if part == "__init__":
-            continue
-        upward = {other for other in imported(path) if other != part and rank[other] >= rank[part]}
-        assert not upward, f"{path.relative_to(ROOT)} imports {', '.join(sorted(upward))}"
+        if package / "paper" not in path.parents:
+            found = {name for name in imported(path) if re.match(r"kvcache\.paper\b", name)}
+            assert not found, f"{path.relative_to(ROOT)} imports {', '.join(sorted(found))}"
+
+
+def test_importing_the_core_loads_neither_the_reproduction_nor_what_is_slow():
+    code = "import sys, kvcache; print(*sys.modules, sep='\\n')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    loaded = set(run.stdout.split())
+    assert "kvcache.solvers" in loaded
+    slow = ("pyomo", "dask", "matplotlib", "seaborn", "IPython", "joblib", "scipy.optimize", "kvcache.paper")
+    assert [name for name in loaded if name.startswith(slow)] == []
 
 
 def test_no_file_holds_the_address_of_a_package_registry():
@@ -244,7 +228,8 @@ def test_reproduce_resumes_and_runs_what_is_out_of_date_and_nothing_else(project
     write_notebook(
         project,
         "08_claims",
-        f"import pandas\nfrom kvcache.results import *\nwrite_table({table}, 'claims.csv', PROFILE);print(1)",
+        "import pandas\nfrom kvcache.paper.results import *\n"
+        f"write_table({table}, 'claims.csv', PROFILE);print(1)",
     )
     resumed = make(project, "reproduce")
     assert ran(resumed) == ["08_claims"], resumed.stderr
@@ -280,5 +265,5 @@ def test_the_full_profile_has_folders_of_its_own(project):
 def test_help_is_the_default_and_lists_every_target(project):
     listed = dict(re.findall(r"^  (\w+) +(\w.*)", make(project).stdout, re.MULTILINE))
     targets = {"setup", "data", "digests", "notebooks", "reproduce", "test", "bench", "lab", "lint", "clean"}
-    assert targets | {"help", "readme", "report", "embed", "lock"} == listed.keys()
+    assert targets | {"help", "readme", "report", "embed", "lock", "kernels"} == listed.keys()
     assert "one notebook: make 01_first | 08_claims" in make(project).stdout

@@ -3,7 +3,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from kvcache.cluster import GPU, Model, ParallelConfig
+from kvcache.hardware import GPU, Model, ParallelConfig
 from kvcache.kernels import Provenance, Roofline, carried_gpu, kernel_steps, roofline
 from kvcache.models import read_model
 
