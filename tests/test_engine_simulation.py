@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvcache.engine import Headroom, StepCost, Watermark, simulate
 from kvcache.engine.blocks import FreeBlocks
+from kvcache.engine.group import Kept
 
 COST = StepCost(t0=0.03, per_sequence=1e-4, per_cached_token=4e-7, per_prefill_token=2e-4)
 COLUMNS = ["admitted_s", "first_token_s", "finish_s", "preemptions", "worst_gap_s", "recomputed_tokens"]
@@ -21,7 +22,19 @@ def table(rows):
     return pd.DataFrame(rows, columns=["arrival_s", "input_tokens", "output_tokens"])
 
 
-def plain(requests, *, pool, spare, block, max_running, budget, prefix_cache):
+def plain(
+    requests,
+    *,
+    pool,
+    spare,
+    block,
+    max_running,
+    budget,
+    prefix_cache,
+    prompts="chunked",
+    received=False,
+    kept=None,
+):
     """The scheduler in its own words: lists of numbered blocks, one token at a time.
 
     Gives the rows that the simulation reports, the iterations, and the most blocks ever used.
@@ -30,18 +43,16 @@ def plain(requests, *, pool, spare, block, max_running, budget, prefix_cache):
     free = list(range(blocks))  # from the first to be taken
     content = {}  # block -> (request, place) of what it holds
     jobs = [
-        {
-            "id": k,
-            "in": int(i),
-            "out": int(o),
-            "at": a,
-            "made": 0,
-            "done": 0,
+        {"id": k, "in": int(i), "out": int(o), "at": a, "made": int(received), "done": 0, "cache": 0}
+        | {
             "held": [],
             "times": [],
             "sum": 0,
+            "admitted": np.nan,
+            "preemptions": 0,
+            "limits": 0,
+            "until": None,
         }
-        | {"admitted": np.nan, "preemptions": 0}
         for k, (a, i, o) in enumerate(requests.to_numpy())
     ]
     coming = deque(sorted(jobs, key=lambda j: j["at"]))
@@ -49,16 +60,59 @@ def plain(requests, *, pool, spare, block, max_running, budget, prefix_cache):
 
     def fill(job, tokens):
         """Blocks for so many tokens in all; the full ones are known by what they hold."""
+        job["cache"] = tokens
         while len(job["held"]) * block < tokens:
             job["held"].append(free.pop(0))
             content.pop(job["held"][-1], None)
-        if prefix_cache:
+        if prefix_cache and kept is None:
             content.update({job["held"][k]: (job["id"], k) for k in range(tokens // block)})
 
-    def release(job):
-        known = [b for b in reversed(job["held"]) if b in content]
-        free[:] = [b for b in reversed(job["held"]) if b not in content] + free + known
-        job["held"] = []
+    def release(job, place=0):
+        gone = job["held"][place:][::-1]
+        known = [b for b in gone if b in content]
+        free[:] = [b for b in gone if b not in content] + free + known
+        del job["held"][place:]
+
+    def room(job):
+        """Tokens held after one more: at a limit, a page more in that share of the cases, or a page of tokens
+        each of which takes the place of another."""
+        if kept is None or job["cache"] < job["most"]:
+            return job["cache"] + 1
+        if job["until"] is None or (kept.share and job["made"] >= job["until"]):
+            job["limits"] += 1
+            job["until"] = job["made"] + kept.page
+            if int(job["limits"] * kept.share) > int((job["limits"] - 1) * kept.share):
+                job["most"] += kept.page
+                job["until"] = None
+                return job["cache"] + 1
+        return job["cache"]
+
+    def admit(left, chunks):
+        while waiting and left > 0 and len(running) < max_running:
+            job = waiting[0]
+            tokens = job["in"] + job["made"]
+            if -(-tokens // block) + (spare if running else 0) > len(free):
+                return
+            known = {v: b for b, v in content.items() if v[0] == job["id"] and b in free}
+            hit = 0
+            while (job["id"], hit) in known:
+                hit += 1
+            if prompts != "chunked" and tokens > left and any(new > 1 or kind for _, new, kind in chunks):
+                return
+            waiting.popleft()
+            running.append(job)
+            for place in range(hit):
+                job["held"].append(known[job["id"], place])
+                free.remove(job["held"][-1])
+            job["done"] = hit * block
+            if received and not job["preemptions"]:
+                job["done"] = job["in"]
+            new = tokens - job["done"]
+            new = min(new, left) if prompts == "chunked" else new
+            fill(job, job["done"] + new)
+            chunks.append((job, new, True))
+            left -= new
+            job["admitted"] = clock if np.isnan(job["admitted"]) else job["admitted"]
 
     while coming or waiting or running:
         if not (waiting or running):
@@ -66,57 +120,56 @@ def plain(requests, *, pool, spare, block, max_running, budget, prefix_cache):
         while coming and coming[0]["at"] <= clock:
             waiting.append(coming.popleft())
         left, chunks, evicted, k = budget, [], False, 0
-        while k < len(running):
+        if prompts == "alone":
+            admit(left, chunks)
+        while k < len(running) and not (prompts == "alone" and chunks and chunks[0][2]):
             job = running[k]
             new = min(job["in"] + job["made"] - job["done"], left)
-            while len(job["held"]) * block + len(free) * block < job["done"] + new:
+            decodes = job["done"] >= job["in"] + job["made"] - 1 and job["ready"]
+            need = room(job) if decodes else job["done"] + new
+            while len(job["held"]) * block + len(free) * block < need:
                 victim = running.pop()
                 release(victim)
-                victim["done"], evicted = 0, True
+                victim["done"], victim["ready"], evicted = 0, False, True
                 victim["preemptions"] += 1
                 waiting.appendleft(victim)
                 if victim is job:
                     break
             else:
-                fill(job, job["done"] + new)
-                chunks.append((job, new))
+                job["before"] = job["cache"]
+                fill(job, need)
+                chunks.append((job, new, not decodes))
                 left -= new
                 k += 1
-        while waiting and not evicted and left and len(running) < max_running:
-            job = waiting[0]
-            tokens = job["in"] + job["made"]
-            if -(-tokens // block) + (spare if running else 0) > len(free):
-                break
-            waiting.popleft()
-            running.append(job)
-            where = {v: b for b, v in content.items() if v[0] == job["id"] and b in free}
-            while (job["id"], len(job["held"])) in where:
-                job["held"].append(where[job["id"], len(job["held"])])
-                free.remove(job["held"][-1])
-            job["done"] = len(job["held"]) * block
-            new = min(tokens - job["done"], left)
-            fill(job, job["done"] + new)
-            chunks.append((job, new))
-            left -= new
-            job["admitted"] = clock if np.isnan(job["admitted"]) else job["admitted"]
+        if not evicted and prompts != "alone":
+            admit(left, chunks)
         assert len(free) + sum(len(j["held"]) for j in running) == blocks
         most = max(most, blocks - len(free))
-        decoding = [j["done"] for j, new in chunks if new == 1 and j["done"] >= j["in"]]
-        prompts = sum(new for _, new in chunks) - len(decoding)
-        clock += COST.seconds(len(decoding), sum(decoding), prompts)
+        decoding = [j["before"] for j, _, prompt in chunks if not prompt]
+        decoding += [j["done"] for j, new, prompt in chunks if prompt and new == 1 and j["done"] >= j["in"]]
+        clock += COST.seconds(len(decoding), sum(decoding), sum(new for _, new, _ in chunks) - len(decoding))
         steps += 1
-        for job, new in chunks:
+        for job, new, prompt in chunks:
             job["done"] += new
             job["sum"] += new
             if job["done"] == job["in"] + job["made"]:
                 job["made"] += 1
                 job["times"].append(clock)
+                if prompt and kept is not None:
+                    job["most"] = kept.most[job["id"]] + int(job["limits"] * kept.share) * kept.page
+                    fill(job, int(min(job["cache"], kept.prompts[job["id"]], job["most"])))
+                    release(job, -(-job["cache"] // block))
+                    job["until"] = None
+                job["ready"] = True
                 if job["made"] == job["out"]:
                     running.remove(job)
                     release(job)
+            else:
+                job["ready"] = False
     rows = []
     for j in jobs:
         gap, again = max(np.diff(j["times"]), default=np.nan), j["sum"] - (j["in"] + j["out"] - 1)
+        again += received * j["in"]
         rows.append((j["admitted"], j["times"][0], j["times"][-1], j["preemptions"], gap, again))
     return pd.DataFrame(rows, columns=COLUMNS), steps, most
 
@@ -150,6 +203,41 @@ def test_every_decision_is_that_of_the_plain_scheduler(requests, limit, share, b
     limit = dict(limit)
     spare = int(share * (limit["pool"] // limit["block"] + 1))
     expected, steps, most = plain(requests, spare=spare, budget=budget, **limit)
+    assert result.steps == steps
+    np.testing.assert_allclose(result.requests[COLUMNS].astype(float), expected, rtol=1e-9, atol=1e-12)
+    assert result.timeline["used_blocks"].max() <= most <= limit["pool"] // limit["block"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    workloads,
+    limits,
+    st.sampled_from([0.0, 0.1]),
+    st.sampled_from(["chunked", "whole", "alone"]),
+    st.booleans(),
+    st.none() | st.tuples(st.integers(1, 60), st.integers(1, 60), st.sampled_from([0.0, 0.3, 1.0])),
+    st.booleans(),
+)
+def test_so_is_that_of_other_systems(requests, limit, share, prompts, received, kept, jump):
+    if received:
+        requests = requests.assign(output_tokens=requests["output_tokens"] + 1)
+        limit = {**limit, "pool": limit["pool"] + 16}
+        prompts = "whole" if prompts == "alone" else prompts
+    if kept is not None:
+        most, least = (np.full(len(requests), float(n)) for n in kept[:2])
+        kept = Kept(least, most, kept[2], page=4)
+    other = {"prompts": prompts, "received": received, "kept": kept}
+    result = simulate(
+        requests,
+        step_cost=COST,
+        admission=Watermark(share),
+        max_batched_tokens=24,
+        jump=jump,
+        **other,
+        **limit,
+    )
+    spare = int(share * (limit["pool"] // limit["block"] + 1))
+    expected, steps, most = plain(requests, spare=spare, budget=24, **other, **limit)
     assert result.steps == steps
     np.testing.assert_allclose(result.requests[COLUMNS].astype(float), expected, rtol=1e-9, atol=1e-12)
     assert result.timeline["used_blocks"].max() <= most <= limit["pool"] // limit["block"]
