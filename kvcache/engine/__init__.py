@@ -1,6 +1,8 @@
 """A paged serving engine: what an iteration costs, how much memory to keep free, and a simulation of it."""
 
-from kvcache.engine.admission import Headroom, MaxRunning, Reserve, Watermark
+from kvcache.engine.admission import Bursts, Headroom, MaxRunning, Reserve, Watermark
+from kvcache.engine.bursts import BurstRule
+from kvcache.engine.fleet import simulate_groups
 from kvcache.engine.headroom import headroom, lundberg_exponent, preemptions_per_request, watermark
 from kvcache.engine.joint import JointLengths
 from kvcache.engine.operating import Demand, capacity_rows, operating_point, saturation
@@ -8,6 +10,8 @@ from kvcache.engine.simulation import Simulation, simulate
 from kvcache.engine.steps import StepCost, StepTable
 
 __all__ = [
+    "BurstRule",
+    "Bursts",
     "Demand",
     "Headroom",
     "JointLengths",
@@ -24,5 +28,6 @@ __all__ = [
     "preemptions_per_request",
     "saturation",
     "simulate",
+    "simulate_groups",
     "watermark",
 ]

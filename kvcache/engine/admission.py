@@ -15,7 +15,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from kvcache.engine.bursts import BurstRule
+
 __all__ = [
+    "Bursts",
     "Candidate",
     "FreeBlocksRule",
     "Gate",
@@ -237,3 +240,44 @@ class MaxRunning(Gate):
     def admits(self, running: Running, candidate: Candidate) -> bool:
         """Whether a place is free."""
         return len(running) < self.limit
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """Admit while a `BurstRule` bounds the overflow at every horizon.
+
+    Parameters
+    ----------
+    rule : the bound. classes : the ``class`` of each of its laws, in order; empty if one law is for all.
+    patience : iterations after which a refused request is looked at again, since those that run have aged.
+
+    Raises
+    ------
+    ValueError
+        For a patience below 1; and, when it is used, for a class without a law.
+    """
+
+    rule: BurstRule
+    classes: Sequence[str] = ()
+    patience: int = 1
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ValueError(f"bursts: patience is {self.patience}; expected at least 1 iteration")
+
+    def gate(self, requests: pd.DataFrame, blocks: int, block: int) -> Gate:
+        """The rule for these requests."""
+        kinds = per_row({name: k for k, name in enumerate(self.classes)} if self.classes else 0, requests)
+        return _Bursts(self, kinds.astype(np.int64))
+
+
+class _Bursts(Gate):
+    def __init__(self, bursts: Bursts, kinds: Ints) -> None:
+        self.rule, self.patience, self.kinds = bursts.rule, bursts.patience, kinds
+
+    def admits(self, running: Running, candidate: Candidate) -> bool:
+        return self.rule.admits(
+            np.append(running.input_tokens, candidate.input_tokens),
+            np.append(running.generated, candidate.generated),
+            self.kinds[np.append(running.rows, candidate.row)],
+        )

@@ -2,7 +2,8 @@
 
 `baselines` and `engines` choose reservations; `bcd` (Algorithm 1) and `miblp` (equation 8 in a general
 solver) solve the joint problem, beside the certified solver of the core; `forecasts` compete with
-`kvcache.rolling`.
+`kvcache.rolling`. In the simulated engine, `rivals` are other admission rules, and `systems` the serving
+systems of Table I and its neighbours.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvcache.engine import Reserve, StepCost, simulate
-from kvcache.engine.systems import (
+from kvcache.paper.methods.systems import (
     SYSTEMS,
     Padded,
     Predicted,
