@@ -160,7 +160,7 @@ def list_digests() -> pd.DataFrame:
     sources = load_sources()
     rows = []
     for name in _names():
-        facts = read_facts(_path(name))
+        facts = read_facts(digest_path(name))
         source = sources.digests.get(name)
         rows.append(
             {
@@ -183,10 +183,10 @@ def list_digests() -> pd.DataFrame:
 
 def load_prefix_stats(name: str) -> PrefixStats:
     """The prefix-sharing statistics of a digest whose trace has block ids (ValueError otherwise)."""
-    path = _path(name)
+    path = digest_path(name)
     found = read_facts(path).get("prefix_stats")
     if found is None:
-        having = [n for n in _names() if "prefix_stats" in read_facts(_path(n))]
+        having = [n for n in _names() if "prefix_stats" in read_facts(digest_path(n))]
         raise ValueError(
             f"digest {path.stem!r}: its trace has no prefix blocks; {', '.join(having) or 'none'} has"
         )
@@ -204,7 +204,8 @@ def _names() -> list[str]:
     return known + sorted(found - set(known))
 
 
-def _path(name: str) -> Path:
+def digest_path(name: str) -> Path:
+    """The file of a digest; ValueError with the choices where there is none."""
     path = digests_dir() / f"{name.strip().lower().replace('_', '-')}.parquet"
     if not path.is_file():
         names = _names()
@@ -221,7 +222,7 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def _load(name: str, field: str) -> _Digest:
-    path = _path(name)
+    path = digest_path(name)
     return _read(path, path.stat().st_mtime_ns, field)
 
 

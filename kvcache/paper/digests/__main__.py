@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kvcache.paper.digests import list_digests, read_facts
 from kvcache.paper.digests.build import build_digest
+from kvcache.paper.digests.joint import build_joint
 from kvcache.paper.digests.sources import load_sources
 from kvcache.traces import TraceError
 
@@ -41,6 +42,7 @@ def _build(raw: Path, names: Sequence[str]) -> int:
     for name in names or sources.digests:
         try:
             path = build_digest(sources.digests[name], raw, sources)
+            build_joint(sources.digests[name], raw, sources)
         except ImportError as error:
             print(f"{name:24} left as it is: {error}")
             continue
