@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -26,8 +27,13 @@ PYTHONS = ("3.11.0", "3.12.0", "3.13.0")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
-def direct() -> list[Requirement]:
-    return [Requirement(line) for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["test"]]
+EXTRAS = PROJECT["optional-dependencies"]
+
+
+def direct(*extras: str) -> list[Requirement]:
+    """What the core asks for, and these extras beside it."""
+    lines = PROJECT["dependencies"] + [line for extra in extras for line in EXTRAS[extra]]
+    return [r for r in map(Requirement, lines) if r.name != "kvcache"]
 
 
 def locked() -> list[tuple[Requirement, list[str]]]:
@@ -48,19 +54,20 @@ def tracked() -> list[Path]:
     return [ROOT / name for name in listing.stdout.split("\0") if name and (ROOT / name).is_file()]
 
 
-def test_direct_dependencies_are_pinned_and_are_those_of_the_lock():
+def test_every_direct_dependency_has_a_lowest_version_and_a_locked_one():
     lock = {entry.name: entry for entry, _ in locked()}
-    for requirement in direct():
-        (pin,) = requirement.specifier
-        assert pin.operator == "==", f"{requirement}: expected an exact pin"
-        assert str(lock[requirement.name].specifier) == str(pin), requirement.name
-        assert lock[requirement.name].marker is None, f"{requirement.name} differs between machines"
+    for requirement in direct("paper", "notebooks", "test", "hardware"):
+        assert {"==", ">="} & {pin.operator for pin in requirement.specifier}, f"{requirement}: no lowest"
+        (pin,) = lock[requirement.name].specifier
+        assert pin.version in requirement.specifier, f"{requirement}: the lock has {pin.version}; `make lock`"
+        if requirement.marker is None:
+            assert lock[requirement.name].marker is None, f"{requirement.name} differs between machines"
 
 
 def test_the_lock_is_exact_hashed_and_the_same_for_every_python():
     entries = locked()
     names = [entry.name for entry, _ in entries]
-    assert len(set(names)) == len(names) > len(direct())
+    assert len(set(names)) == len(names) > len(direct("paper", "notebooks", "test"))
     for entry, hashes in entries:
         assert [pin.operator for pin in entry.specifier] == ["=="], entry
         assert hashes, f"{entry.name}: no hash"
@@ -79,18 +86,17 @@ def test_conda_installs_the_lock_on_the_same_pythons():
     assert Version("3.14.0") not in supported
 
 
-def test_every_import_is_a_direct_dependency():
-    allowed = {requirement.name for requirement in direct()}
-    extras = PROJECT["optional-dependencies"]
-    for extra in map(Requirement, (*extras["tokenizer"], *extras["hardware"])):
-        allowed |= {extra.name, *extra.extras}
+@pytest.mark.parametrize(
+    ("part", "extras"), [("core", ("hardware", "tokenizer")), ("paper", ("paper", "notebooks"))]
+)
+def test_every_import_is_a_direct_dependency(part, extras):
+    allowed = set()
+    for requirement in direct(*extras):
+        allowed |= {requirement.name, *requirement.extras}
     found = set()
     for path in (ROOT / "kvcache").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                found.add(node.module.partition(".")[0])
+        if (ROOT / "kvcache" / "paper" in path.parents) == (part == "paper"):
+            found |= {name.partition(".")[0] for name in imported(path)}
     # An import may be named unlike its package (bs4), and that of an extra need not be installed.
     packages = packages_distributions()
     named = {name: {*packages.get(name, ()), name.replace("_", "-")} for name in found}
@@ -128,6 +134,46 @@ def test_importing_the_core_loads_neither_the_reproduction_nor_what_is_slow():
     assert "kvcache.solvers" in loaded
     slow = ("pyomo", "dask", "matplotlib", "seaborn", "IPython", "joblib", "scipy.optimize", "kvcache.paper")
     assert [name for name in loaded if name.startswith(slow)] == []
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel as an installer unpacks it."""
+    source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy2(ROOT / name, source)
+    shutil.copytree(ROOT / "kvcache", source / "kvcache", ignore=shutil.ignore_patterns("__pycache__"))
+    code = f"from setuptools import build_meta; print(build_meta.build_wheel({str(source)!r}))"
+    subprocess.run([sys.executable, "-c", code], cwd=source, capture_output=True, check=True)
+    (built,) = source.glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(site)
+    return site
+
+
+def test_the_wheel_is_the_core_and_works_in_any_folder(wheel, tmp_path):
+    assert not (wheel / "kvcache" / "paper").exists()
+    (tmp_path / "log.csv").write_text("ts,prompt,gen\n0.0,120,85\n0.4,900,12\n1.1,64,40\n")
+    code = """
+import kvcache, numpy
+from kvcache.hardware import serving_configs
+read = kvcache.read_trace("log.csv", arrival_s="ts", input_tokens="prompt", output_tokens="gen").requests
+lengths = kvcache.LengthDistribution.from_samples(read["output_tokens"], upper=200)
+groups = serving_configs(
+    kvcache.GPU.preset("A100-80GB"), kvcache.Model.preset("Llama-3-70B"), [kvcache.ParallelConfig(4)]
+)
+chat = kvcache.RequestClass("chat", 1.0, 300.0, 0.0, 60.0, lengths)
+print(kvcache.__file__, kvcache.solve(kvcache.Problem((chat,), groups, gpus=8)).status, sep="\\n")
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout.splitlines() == [str(wheel / "kvcache" / "__init__.py"), "optimal"], run.stderr
 
 
 def test_no_file_holds_the_address_of_a_package_registry():
