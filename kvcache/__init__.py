@@ -8,6 +8,7 @@ In reading order:
   what a policy costs;
 - `solvers`: the best policy, with a proof;
 - `replay`: what a policy is worth on drawn requests; `rolling`: reservations that follow a drift;
+- `models`, `kernels`, `groups`: any model, measured step times, and the pool of a serving group;
 - `deployment`: what to start.
 
 `files` writes files whole or not at all. `kvcache.paper` is the reproduction, which none of these imports.

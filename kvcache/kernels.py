@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
@@ -80,8 +80,8 @@ class Roofline:
 
 
 #: Fitted to the measured kernels of ten GPUs, six models and splits each (least soft-L1 of the log ratio).
-#: Against those kernels its error is 21 % in the median and 54 % at the 90th percentile; on a GPU that was
-#: left out of the fit the median is 16 to 32 %, of decoding alone 5 to 23 %.
+#: Against those kernels its error is 20 % in the median and 54 % at the 90th percentile; on a GPU that was
+#: left out of the fit the median is 16 to 32 %, of decoding alone 5 to 23 % (``tests/bench_kernels.py``).
 ROOFLINE = Roofline(bandwidth=0.758, flops=0.480, layer_s=9.1e-6, all_reduce_s=2.9e-5)
 
 
@@ -190,6 +190,7 @@ def roofline(
     return seconds
 
 
+@lru_cache(maxsize=64)  # the library takes seconds over some GPUs, and a plan asks again
 def _measured(
     model: Model, gpu: str, engine: str, parallel: ParallelConfig, prompt_tokens: int
 ) -> tuple[Steps, Provenance]:

@@ -162,6 +162,10 @@ def describe(config: Mapping, name: str, quantisation: Mapping | None = None) ->
     architecture = fields.architecture()
     shape = _count(fields, architecture)
     bits, cache_bits = _bits(fields, quantisation or {}, shape)
+    if indexer := fields.get("index_head_dim"):
+        # An indexer's keys have 8 bits and a scale of 32, whatever the rest of the cache has.
+        numbers = (8 * indexer + 32) / cache_bits
+        shape.cache = tuple(replace(group, latent=group.latent + round(numbers)) for group in shape.cache)
     total = sum(shape.weights.values())
     return Model(
         name,
@@ -277,9 +281,6 @@ def _count(fields: _Fields, architecture: Architecture) -> _Shape:
     _count_experts(fields, architecture, shape, hidden, layers)
     window = fields.get("sliding_window") if "window" in kinds else None
     numbers = fields.whole("kv_lora_rank") + fields.whole("qk_rope_head_dim") if latent else 0
-    indexer = fields.get("index_head_dim")
-    if latent and indexer:
-        numbers += indexer // 2 + 2  # keys of 8 bits and a scale beside 16-bit numbers
     cache = [
         CacheLayers(kinds.count(kind), 1 if latent else kv_heads, shape.head_size, limit, numbers)
         for kind, limit in (("full", None), ("window", window))

@@ -4,6 +4,7 @@ from scipy.optimize import minimize_scalar
 
 from kvcache import GPU, Model, ParallelConfig, ServingConfig
 from kvcache.hardware import (
+    CacheLayers,
     OperatingPoint,
     calibration,
     fitted_rates,
@@ -177,3 +178,77 @@ def test_service_time_takes_arrays():
 def test_bad_input_is_named(make, message):
     with pytest.raises((ValueError, KeyError), match=message):
         make()
+
+
+def test_whole_numbers_are_whole_in_every_label():
+    assert ParallelConfig(4.0).name == "TP4xPP1"
+    assert ParallelConfig(8, 1, 8).name == "TP8xPP1xEP8"
+    for bad in (0, 2.5, float("nan"), True):
+        with pytest.raises(ValueError, match=r"tensor is .*whole number"):
+            ParallelConfig(bad)
+    with pytest.raises(ValueError, match="expert is 3; expected a divisor of tensor = 8"):
+        ParallelConfig(8, 1, 3)
+
+
+def test_a_split_that_engines_refuse_is_refused():
+    odd = Model("28 heads", 28, 28, 4, 128, 7.62e9)
+    with pytest.raises(ValueError, match="28 heads; expected a multiple of TP = 8"):
+        serving_config(A100, odd, ParallelConfig(8))
+    with pytest.raises(ValueError, match="6 key-value heads; expected a divisor or a multiple of TP = 4"):
+        kv_capacity(A100, Model("m", 2, 12, 6, 8, 1e9), ParallelConfig(4))
+    mixture = Model("mixture", 4, 8, 8, 8, 1e9, experts=6, experts_per_token=2)
+    assert kv_capacity(A100, mixture, ParallelConfig(2, 1, 2)) > 0
+    with pytest.raises(ValueError, match="6 experts; expected a multiple of EP = 4"):
+        kv_capacity(A100, mixture, ParallelConfig(4, 1, 4))
+
+
+@pytest.mark.parametrize("share", [90, 1.2, 0, -0.1, float("nan"), float("inf")])
+def test_a_share_of_memory_is_within_0_and_1(share):
+    with pytest.raises(ValueError, match=r"share within \(0, 1\]"):
+        kv_capacity(A100, LLAMA, ParallelConfig(4), utilisation=share)
+
+
+@pytest.mark.parametrize("overhead", [-5e9, float("nan"), float("inf")])
+def test_overhead_takes_and_never_gives(overhead):
+    with pytest.raises(ValueError, match=r"overhead_bytes is .*>= 0"):
+        kv_capacity(A100, LLAMA, ParallelConfig(4), overhead_bytes=overhead)
+
+
+def test_a_mixture_is_prefilled_with_the_weights_a_token_meets():
+    mixture = Model("8x7B", 32, 32, 8, 128, 46.7e9, active_parameters=12.9e9)
+    found = serving_config(A100, mixture, ParallelConfig(4))
+    assert found.prefill_s_per_token == pytest.approx(2 * 12.9e9 / (4 * A100.flops))
+    with pytest.raises(ValueError, match="active_parameters is 5e"):
+        Model("m", 1, 1, 1, 1, 46.7e9, active_parameters=50e9)
+    with pytest.raises(ValueError, match="experts_per_token is 9"):
+        Model("m", 1, 1, 1, 1, 1e9, experts=8, experts_per_token=9)
+
+
+def test_latent_attention_keeps_a_vector_on_every_rank():
+    latent = Model("latent", 61, 128, 1, 128, 671e9, 1.0, cache=(CacheLayers(61, 1, 128, latent=576),))
+    assert latent.kv_bytes_per_token == 61 * 576 * 2
+    h200 = GPU("H200", memory_bytes=141e9, flops=1e15, bandwidth=4.8e12)
+    # 8 ranks keep the same vector, so the group holds what one rank does
+    assert kv_capacity(h200, latent, ParallelConfig(8)) == pytest.approx((0.9 * 141e9 - 671e9 / 8) / 70272)
+    with pytest.raises(ValueError, match="heads is 8; expected 1 with a latent vector"):
+        CacheLayers(61, 8, 128, latent=576)
+
+
+def test_windows_and_states_make_a_token_cost_what_its_request_does():
+    mixed = Model(
+        "mixed",
+        4,
+        8,
+        8,
+        8,
+        1e9,
+        cache=(CacheLayers(1, 8, 8), CacheLayers(3, 8, 8, window=100)),
+        state_bytes=1e6,
+    )
+    per_layer = 2 * 8 * 8 * 2
+    assert mixed.request_bytes(50) == 4 * per_layer * 50 + 1e6
+    assert mixed.request_bytes(1000) == per_layer * (1000 + 3 * 100) + 1e6
+    long, short = (kv_capacity(A100, mixed, ParallelConfig(1), context=c) for c in (10_000, 100))
+    assert long / short == pytest.approx(
+        mixed.request_bytes(100) / 100 * 10_000 / mixed.request_bytes(10_000)
+    )

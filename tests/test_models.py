@@ -156,6 +156,16 @@ def test_latent_attention_keeps_576_numbers_a_layer_on_every_rank():
     assert model.weight_bytes == pytest.approx(671e9 + 2 * 129280 * 7168, rel=1e-3)
 
 
+def test_an_indexer_keeps_132_bytes_whatever_the_cache():
+    changes, _ = PUBLISHED["DeepSeek-V3"]
+    sparse = {"architectures": ["DeepseekV32ForCausalLM"], "index_head_dim": 128, "index_n_heads": 64}
+    model = describe(LLAMA | changes | sparse, "sparse")
+    assert model.kv_bytes_per_token == 61 * (576 * 2 + 132)
+    eight = {"quant_method": "fp8", "kv_cache_scheme": {"num_bits": 8}}
+    model = describe(LLAMA | changes | sparse | {"quantization_config": eight}, "sparse")
+    assert model.kv_bytes_per_token == 61 * (576 + 132)
+
+
 def test_windows_keep_no_more_than_their_length():
     gemma = published("gemma-2-9b")
     one = 21 * 2 * 8 * 256 * 2  # half of 42 layers, keys and values of 8 heads in 16 bits
