@@ -42,17 +42,10 @@ def plain(
     blocks = pool // block
     free = list(range(blocks))  # from the first to be taken
     content = {}  # block -> (request, place) of what it holds
+    zero = {"done": 0, "cache": 0, "sum": 0, "preemptions": 0, "limits": 0, "until": None, "most": np.inf}
     jobs = [
-        {"id": k, "in": int(i), "out": int(o), "at": a, "made": int(received), "done": 0, "cache": 0}
-        | {
-            "held": [],
-            "times": [],
-            "sum": 0,
-            "admitted": np.nan,
-            "preemptions": 0,
-            "limits": 0,
-            "until": None,
-        }
+        {"id": k, "in": int(i), "out": int(o), "at": a, "made": int(received), "admitted": np.nan}
+        | {"held": [], "times": [], **zero}
         for k, (a, i, o) in enumerate(requests.to_numpy())
     ]
     coming = deque(sorted(jobs, key=lambda j: j["at"]))
@@ -73,19 +66,15 @@ def plain(
         free[:] = [b for b in gone if b not in content] + free + known
         del job["held"][place:]
 
-    def room(job):
-        """Tokens held after one more: at a limit, a page more in that share of the cases, or a page of tokens
-        each of which takes the place of another."""
-        if kept is None or job["cache"] < job["most"]:
-            return job["cache"] + 1
-        if job["until"] is None or (kept.share and job["made"] >= job["until"]):
-            job["limits"] += 1
-            job["until"] = job["made"] + kept.page
-            if int(job["limits"] * kept.share) > int((job["limits"] - 1) * kept.share):
-                job["most"] += kept.page
-                job["until"] = None
-                return job["cache"] + 1
-        return job["cache"]
+    def reach(job):
+        """At a limit of what is kept: a page more in that share of the cases, or a page of tokens that take
+        the place of others."""
+        if job["cache"] < job["most"] or (job["until"] and not (kept.share and job["made"] >= job["until"])):
+            return
+        job["limits"] += 1
+        more = int(job["limits"] * kept.share) > int((job["limits"] - 1) * kept.share)
+        job["most"] += kept.page * more
+        job["until"] = None if more else job["made"] + kept.page
 
     def admit(left, chunks):
         while waiting and left > 0 and len(running) < max_running:
@@ -126,7 +115,7 @@ def plain(
             job = running[k]
             new = min(job["in"] + job["made"] - job["done"], left)
             decodes = job["done"] >= job["in"] + job["made"] - 1 and job["ready"]
-            need = room(job) if decodes else job["done"] + new
+            need = job["cache"] + (job["cache"] < job["most"]) if decodes else job["done"] + new
             while len(job["held"]) * block + len(free) * block < need:
                 victim = running.pop()
                 release(victim)
@@ -160,6 +149,8 @@ def plain(
                     fill(job, int(min(job["cache"], kept.prompts[job["id"]], job["most"])))
                     release(job, -(-job["cache"] // block))
                     job["until"] = None
+                if kept is not None:
+                    reach(job)
                 job["ready"] = True
                 if job["made"] == job["out"]:
                     running.remove(job)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.interpolate import RegularGridInterpolator
 
@@ -53,6 +53,22 @@ def test_span_is_the_sum_of_its_steps():
     steps = [TABLE.seconds(9, 9_990 + 9 * i) for i in range(300)]
     assert TABLE.span(9, 9_990, 300) == pytest.approx(sum(steps), rel=1e-12)
     assert TABLE.span(9, 9_990, 0) == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(0, 300),
+    st.integers(0, 200_000),
+    st.integers(0, 400),
+    st.lists(st.floats(0.01, 0.1), min_size=9, max_size=9),
+    st.booleans(),
+)
+def test_span_sums_over_kinks_and_along_the_floor(decoding, cached, steps, measured, flat):
+    tokens = [5_000.0] if flat else [500.0, 20_000.0, 60_000.0]
+    times = np.reshape(measured, (3, 3))[:, : len(tokens)]
+    table = StepTable([4, 16, 64], tokens, [0], times)
+    each = table.seconds(decoding, cached + decoding * np.arange(steps))
+    assert table.span(decoding, cached, steps) == pytest.approx(each.sum(), rel=1e-9)
 
 
 def test_linear_is_the_least_relative_squares_fit_of_the_region():

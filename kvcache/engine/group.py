@@ -315,6 +315,23 @@ class Group:
                 budget -= tokens
         if not (evicted or self.alone):
             self._admit(budget, prompts)
+        seconds = self._seconds(decoding, cached, prompts)
+        self._pass(1, seconds, seconds)
+        self._computed(prompts)
+        self._ends()
+
+    def _prompts_alone(self, prompts: list[tuple[int, int]]) -> None:
+        """An iteration of prompts, in which nobody grows."""
+        seconds = self._seconds(0, 0, prompts)
+        self.clock += seconds
+        self.iterations += 1
+        self.stall += seconds
+        self._computed(prompts)
+        self.joined += [request for request, _ in prompts]
+        self._ends()
+
+    def _seconds(self, decoding: int, cached: int, prompts: list[tuple[int, int]]) -> float:
+        """Seconds of one iteration of decoding requests and chunks."""
         prefilled = 0
         for request, tokens in prompts:
             held = self.computed[request]
@@ -322,25 +339,9 @@ class Group:
                 decoding, cached = decoding + 1, cached + held
             else:
                 prefilled += tokens
-        if prefilled:
-            seconds = self.cost.seconds(decoding, cached, prefilled)
-        elif self.flat:
-            seconds = self.cost.seconds(decoding, cached)
-        else:
-            seconds = self.cost.span(decoding, cached, 1)
-        self._pass(1, seconds, seconds)
-        self._computed(prompts)
-        self._ends()
-
-    def _prompts_alone(self, prompts: list[tuple[int, int]]) -> None:
-        """An iteration of prompts, in which nobody grows."""
-        seconds = self.cost.seconds(0, 0, sum(tokens for _, tokens in prompts))
-        self.clock += seconds
-        self.iterations += 1
-        self.stall += seconds
-        self._computed(prompts)
-        self.joined += [request for request, _ in prompts]
-        self._ends()
+        if prefilled or self.flat:
+            return self.cost.seconds(decoding, cached, prefilled)
+        return self.cost.span(decoding, cached, 1)
 
     def _computed(self, prompts: list[tuple[int, int]]) -> None:
         """Chunks have been computed; who has its whole prompt makes a token."""

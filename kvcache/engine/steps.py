@@ -6,8 +6,10 @@ cached tokens decode one token each, and P prompt tokens are prefilled beside th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, fields
 from functools import cached_property
+from math import ceil
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -138,6 +140,11 @@ class StepTable:
         self, decoding: ArrayLike, cached_tokens: ArrayLike, prefill_tokens: ArrayLike = 0
     ) -> Floats | float:
         """tau of iterations with B ``decoding`` requests, K ``cached_tokens`` and P ``prefill_tokens``."""
+        value = np.maximum(self._line(decoding, cached_tokens, prefill_tokens), self._shortest)
+        return float(value) if np.ndim(value) == 0 else value
+
+    def _line(self, decoding: ArrayLike, cached_tokens: ArrayLike, prefill_tokens: ArrayLike) -> Floats:
+        """Multilinear between grid points and beyond them."""
         i, i_up, s = _cell(self.decoding, decoding)
         j, j_up, t = _cell(self.cached_tokens, cached_tokens)
         k, k_up, u = _cell(self.prefill_tokens, prefill_tokens)
@@ -151,17 +158,56 @@ class StepTable:
         value = at_prefill(k)
         if m.shape[2] > 1:
             value = value + u * (at_prefill(k_up) - value)
-        value = np.maximum(value, self._shortest)
-        return float(value) if np.ndim(value) == 0 else value
+        return value
 
     @cached_property
     def _shortest(self) -> float:
         return float(self.measured.min())
 
     def span(self, decoding: int, cached_tokens: float, steps: int) -> float:
-        """Seconds of that many iterations without prompts, in which every request grows by a token each."""
-        held = cached_tokens + decoding * np.arange(steps, dtype=float)
-        return float(np.sum(self.seconds(decoding, held)))
+        """Seconds of that many iterations without prompts, in which every request grows by a token each.
+
+        The time is piecewise linear in the cached tokens, and a piece sums up to its number of iterations
+        times the mean of its first and last one.
+        """
+        ends, slopes, heights = self._pieces(decoding)
+        at, left, seconds = float(cached_tokens), int(steps), 0.0
+        while left > 0:
+            piece = bisect_right(ends, at)
+            count = left
+            if decoding and piece < len(ends):
+                count = min(left, ceil((ends[piece] - at) / decoding))
+            seconds += count * (heights[piece] + slopes[piece] * (at + decoding * (count - 1) / 2))
+            at, left = at + decoding * count, left - count
+        return seconds
+
+    @cached_property
+    def _known_pieces(self) -> dict[int, tuple[list[float], list[float], list[float]]]:
+        return {}
+
+    def _pieces(self, decoding: int) -> tuple[list[float], list[float], list[float]]:
+        """The time without prompts by cached tokens: where its pieces end, their slopes and heights."""
+        if decoding in self._known_pieces:
+            return self._known_pieces[decoding]
+        grid, values = self.cached_tokens, np.atleast_1d(self._line(decoding, self.cached_tokens, 0))
+        slope = np.diff(values) / np.diff(grid) if grid.size > 1 else np.zeros(1)
+        height = values[: slope.size] - slope * grid[: slope.size]
+        kinks, floor = grid[1:-1], self._shortest
+        with np.errstate(divide="ignore", invalid="ignore"):
+            crossing = (floor - height) / slope
+        low, high = np.append(-np.inf, kinks), np.append(kinks, np.inf)
+        ends = np.union1d(kinks, crossing[(crossing > low) & (crossing < high)])
+        between = np.concatenate([[-np.inf], ends, [np.inf]])
+        middle = np.clip(between[:-1], -1e12, 1e12) / 2 + np.clip(between[1:], -1e12, 1e12) / 2
+        cell = np.searchsorted(kinks, middle, side="right")
+        above = slope[cell] * middle + height[cell] > floor
+        pieces = (
+            ends.tolist(),
+            np.where(above, slope[cell], 0.0).tolist(),
+            np.where(above, height[cell], floor).tolist(),
+        )
+        self._known_pieces[decoding] = pieces
+        return pieces
 
     def linear(
         self,
