@@ -7,16 +7,18 @@ bytes on every run, and the table as CSV under the same name.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from IPython.display import Image
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter
 
 from kvcache.files import atomic_path
@@ -32,6 +34,7 @@ __all__ = [
     "RATIO",
     "canvas",
     "color_of",
+    "heat",
     "label_ends",
     "plain_log",
     "save",
@@ -64,7 +67,8 @@ COLORS = {
 LINE_STYLES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 2)))
 
 _STYLE = {
-    "figure.facecolor": "white",
+    **sns.axes_style("whitegrid"),
+    **sns.plotting_context("paper"),
     "figure.constrained_layout.use": True,
     "font.family": "DejaVu Sans",
     "font.size": 9,
@@ -72,25 +76,15 @@ _STYLE = {
     "axes.labelcolor": INK,
     "axes.edgecolor": GREY,
     "axes.labelsize": 9,
-    "axes.titlesize": 9.5,
     "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "axes.prop_cycle": mpl.cycler(color=CYCLE),
+    "patch.force_edgecolor": False,
     "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "xtick.color": GREY,
-    "ytick.color": GREY,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "xtick.labelsize": 8.5,
-    "ytick.labelsize": 8.5,
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
     "mathtext.default": "regular",
     "svg.hashsalt": "kvcache",
 }
@@ -122,6 +116,35 @@ def title(figure: Figure, text: str, note: str = "") -> None:
 def color_of(policy: str, position: int = 0) -> str:
     """The policy's own colour, or that of its position for one that has none."""
     return COLORS.get(policy, CYCLE[position % len(CYCLE)])
+
+
+def heat(
+    ax: Axes,
+    grid: pd.DataFrame,
+    form: Callable[[float], str],
+    *,
+    size: float = 7.5,
+    boxed: pd.DataFrame | None = None,
+    **colours: object,
+) -> None:
+    """A table as coloured cells, its first row at the foot, with their values; missing cells stay white.
+
+    ``boxed`` marks the cells to outline; ``colours`` (``cmap``, ``norm``, ...) go to `seaborn.heatmap`.
+    """
+    plain = grid.rename(index=_plain, columns=_plain)
+    look = {"annot_kws": {"size": size}, "linewidths": 0.4, "xticklabels": 1, "yticklabels": 1, "cbar": False}
+    sns.heatmap(plain, annot=grid.map(form), fmt="", ax=ax, **{**look, **colours})
+    ax.invert_yaxis()
+    ax.tick_params(length=0, rotation=0)
+    ax.set(xlabel="", ylabel="")
+    for y, x in np.argwhere(boxed.to_numpy()) if boxed is not None else ():
+        ax.add_patch(
+            Rectangle((x + 0.02, y + 0.02), 0.96, 0.96, fill=False, edgecolor="black", linewidth=1.8)
+        )
+
+
+def _plain(name: object) -> str:
+    return name if isinstance(name, str) else f"{name:g}"
 
 
 def label_ends(

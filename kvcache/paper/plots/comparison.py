@@ -1,4 +1,4 @@
-"""Figures of the sensitivity, cost-latency and ablation notebooks, each drawn from one table of `studies`."""
+"""Figures of the sensitivity, cost-latency and ablation notebooks, each drawn from one table."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from kvcache.paper.plots import (
     CYCLE,
@@ -19,6 +19,7 @@ from kvcache.paper.plots import (
     LINE_STYLES,
     canvas,
     color_of,
+    heat,
     label_ends,
     plain_log,
     style,
@@ -71,19 +72,19 @@ def _color(policy: str, position: int = 0) -> str:
     return SET_COLORS.get(policy) or color_of(policy, position)
 
 
-def _heat(ax: Axes, grid: pd.DataFrame, norm, cmap: str, form: str = "{:.2g}", size: float = 7.5) -> object:
-    """A table as coloured cells with their values; missing cells stay white."""
-    image = ax.imshow(grid.to_numpy(float), aspect="auto", norm=norm, cmap=cmap, origin="lower")
-    ax.set_xticks(range(grid.shape[1]), [c if isinstance(c, str) else f"{c:g}" for c in grid.columns])
-    ax.set_yticks(range(grid.shape[0]), [r if isinstance(r, str) else f"{r:g}" for r in grid.index])
-    ax.grid(visible=False)
-    for y, row in enumerate(grid.to_numpy(float)):
-        for x, value in enumerate(row):
-            if np.isfinite(value):
-                red, green, blue, _ = image.cmap(norm(value))
-                dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.55
-                text = f"{value:,.0f}" if value >= 100 else form.format(value)
-                ax.text(x, y, text, ha="center", va="center", fontsize=size, color="white" if dark else INK)
+def _palette(column: str, table: pd.DataFrame, first: int = 0) -> dict[str, str]:
+    return {name: _color(name, first + at) for at, name in enumerate(pd.unique(table[column]))}
+
+
+def _by(column: str, table: pd.DataFrame, first: int = 0) -> dict[str, object]:
+    """One dotted line per value of a column in its own colour, for `seaborn.lineplot`."""
+    look = {"marker": "o", "markeredgewidth": 0, "legend": False}
+    return {"hue": column, "palette": _palette(column, table, first), **look}
+
+
+def _figures(value: float) -> str:
+    """Two significant figures below 100, whole numbers above."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
 
 
 # ---- sensitivity --------------------------------------------------------------------------------
@@ -175,13 +176,7 @@ def fig3b_limits(table: pd.DataFrame) -> Figure:
         norm = LogNorm(0.13, 130)
         for ax, (unit, own) in zip(axes[0], rows.groupby("unit", sort=False), strict=True):
             grid = 100 * own.pivot(index="trace", columns="rho", values="premium")
-            _heat(ax, grid, norm, "PuOr_r", "{:.2g}")
-            for y, trace in enumerate(grid.index):
-                for x, rho in enumerate(grid.columns):
-                    if grid.loc[trace, rho] < 1.3:
-                        corner = (x - 0.47, y - 0.45)
-                        box = Rectangle(corner, 0.94, 0.9, fill=False, edgecolor=INK, linewidth=1.6)
-                        ax.add_patch(box)
+            heat(ax, grid, _figures, norm=norm, cmap="PuOr_r", boxed=grid < 1.3)
             ax.set(
                 xlabel="cost ratio ρ", title=f"ε = 0.5 {'tokens' if unit == 'tokens' else 'x mean output'}"
             )
@@ -285,7 +280,7 @@ def fig_bounded(table: pd.DataFrame) -> Figure:
         figure, axes = canvas(1, 1, height=3.2)
         grid = table.pivot(index="trace", columns="method", values="largest").sort_index(axis=1)
         order = grid.median().sort_values().index
-        _heat(axes[0, 0], grid[order].rename(columns=str), LogNorm(0.25, 16), "PuOr_r")
+        heat(axes[0, 0], grid[order], _figures, norm=LogNorm(0.25, 16), cmap="PuOr_r")
         axes[0, 0].tick_params(axis="x", rotation=35)
         title(figure, "Largest cost over the fractile's at ρ = 2, 10 and 100, one class, exact expectations")
     return figure
@@ -511,7 +506,7 @@ def fig_latency_map(table: pd.DataFrame, method: str, traces: Sequence[str]) -> 
         for ax, trace in zip(axes[0], traces, strict=True):
             rows = table[(table["trace"] == trace) & (table["method"] == method)]
             grid = rows.pivot(index="factor", columns="load", values="p99_over_dro")
-            _heat(ax, grid, norm, "PuOr_r")
+            heat(ax, grid, _figures, norm=norm, cmap="PuOr_r")
             ax.set(xlabel="load", title=f"lengths: {trace}")
         axes[0, 0].set_ylabel("preemption factor")
         title(
@@ -533,12 +528,11 @@ def fig_engines(table: pd.DataFrame) -> Figure:
         for ax, (column, label) in zip(
             axes[0], (("throughput", "throughput, requests/s"), ("p99_s", "P99 latency, s")), strict=False
         ):
-            labels = []
-            for position, (engine, rows) in enumerate(table.groupby("engine", sort=False)):
-                color = _color(engine, position)
-                ax.plot(rows["load"], rows[column], "o-", color=color, markersize=3)
-                labels.append((float(rows[column].iloc[-1]), engine, color))
-            ax.set(xlabel="load, multiples of capacity", title=label)
+            colors = _palette("engine", table)
+            sns.lineplot(table, x="load", y=column, **_by("engine", table), ax=ax)
+            last = table.drop_duplicates("engine", keep="last").set_index("engine")[column]
+            labels = [(y, engine, colors[engine]) for engine, y in last.items()]
+            ax.set(xlabel="load, multiples of capacity", ylabel="", title=label)
             if column == "p99_s":
                 plain_log(ax, "y", (20, 30, 50, 100, 150))
             label_ends(ax, labels, size=7.5)
@@ -621,15 +615,13 @@ def fig6(table: pd.DataFrame) -> Figure:
                 for policy in ("DRO", "SAA"):
                     theirs = [ends[policy][k] / ends["DRO"]["1.0"] for k in ("1.0", "3.0")]
                     ax.plot([1, 3], theirs, "o:", markerfacecolor="white", color=_color(policy), markersize=7)
-            labels = []
-            for position, (policy, rows) in enumerate(table.groupby("policy", sort=False)):
-                color = _color(policy, 3 + position)
-                stats = rows.groupby("shift")[column].agg(["mean", "min", "max"]) / scale
-                ax.fill_between(stats.index, stats["min"], stats["max"], color=color, alpha=0.18, linewidth=0)
-                ax.plot(stats.index, stats["mean"], "o-", color=color, markersize=3.5)
-                labels.append((float(stats["mean"].iloc[-1]), policy, color))
-            ax.set(xlabel="length scale", title=label, ylim=(0, None))
-            label_ends(ax, labels)
+            shown = table.assign(measure=table[column] / scale)
+            sns.lineplot(
+                shown, x="shift", y="measure", errorbar=("pi", 100), **_by("policy", table, 3), ax=ax
+            )
+            ax.set(xlabel="length scale", ylabel="", title=label, ylim=(0, None))
+            last = shown[shown["shift"] == shown["shift"].max()].groupby("policy")["measure"].mean()
+            label_ends(ax, [(y, policy, _palette("policy", table, 3)[policy]) for policy, y in last.items()])
         title(figure, "Fig. 6  Under growing shift (bands: seeds; ○: the paper's DRO and SAA)")
     return figure
 
@@ -645,8 +637,8 @@ def fig6_regimes(table: pd.DataFrame) -> Figure:
         figure, axes = canvas(1, 2, height=3.4, sharey=True)
         ratio = table.pivot(index="upper_multiple", columns="radius", values="saa_over_dro")
         jumped = table.pivot(index="upper_multiple", columns="radius", values="classes_jumped")
-        _heat(axes[0, 0], ratio, TwoSlopeNorm(1, 0, 2.5), "PuOr_r", "{:.2f}", 6.5)
-        _heat(axes[0, 1], jumped, TwoSlopeNorm(1.5, -1, 4), "PuOr_r", "{:.0f}", 7)
+        heat(axes[0, 0], ratio, "{:.2f}".format, size=6.5, norm=TwoSlopeNorm(1, 0, 2.5), cmap="PuOr_r")
+        heat(axes[0, 1], jumped, "{:.0f}".format, size=7, norm=TwoSlopeNorm(1.5, -1, 4), cmap="PuOr_r")
         for ax, label in zip(
             axes[0], ("cost of SAA over DRO", "classes past the critical radius"), strict=True
         ):
@@ -669,7 +661,7 @@ def fig_partitions(table: pd.DataFrame) -> Figure:
         figure, axes = canvas(1, len(shifts), height=3.6, sharey=True)
         for ax, shift in zip(axes[0], shifts, strict=True):
             grid = table[table["shift"] == shift].pivot(index="groups", columns="load", values="ratio")
-            _heat(ax, grid, LogNorm(0.1, 10), "PuOr_r", "{:.3g}")
+            heat(ax, grid, "{:.3g}".format, norm=LogNorm(0.1, 10), cmap="PuOr_r")
             ax.set(xlabel="load", title=f"lengths x {shift:g}")
         axes[0, 0].set_ylabel("groups of TP2, TP4, TP2xPP2, TP4xPP2")
         title(figure, "Total cost of uniform routing over the best routing, on partitions that mix")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Rectangle
 
 from kvcache.ambiguity import AmbiguitySet, critical_fractile
 from kvcache.lengths import LengthDistribution
@@ -21,6 +21,7 @@ from kvcache.paper.plots import (
     RATIO,
     canvas,
     color_of,
+    heat,
     label_ends,
     plain_log,
     style,
@@ -279,33 +280,22 @@ def critical_radius(table: pd.DataFrame, default: float) -> Figure:
     default : the paper's radius, in means.
     """
     grid = table.pivot(index="trace", columns="rho", values="critical")
-    grid = grid.loc[grid.iloc[:, -1].sort_values().index]
+    grid = grid.loc[grid.iloc[:, -1].sort_values(ascending=False).index]
     upper = table.drop_duplicates("trace").set_index("trace")["upper"]
     with style():
         figure, axes = canvas(1, 1, height=4.6)
         ax = axes[0, 0]
-        image = ax.imshow(
-            grid.clip(lower=default / 100),
+        heat(
+            ax,
+            grid.rename(index=lambda name: f"{name}  ({upper[name]:,})"),
+            lambda value: f"{value:.2f}" if value < 10 else f"{value:.0f}",
+            size=8.5,
+            boxed=grid < default,
             cmap="PuOr",
             norm=LogNorm(default / 100, default * 100),
-            aspect="auto",
-            interpolation="none",
         )
-        for i, trace in enumerate(grid.index):
-            for j, rho in enumerate(grid.columns):
-                value = grid.loc[trace, rho]
-                strong = not default / 12 < value < default * 12
-                text = f"{value:.2f}" if value < 10 else f"{value:.0f}"
-                ax.text(j, i, text, ha="center", va="center", color="white" if strong else INK, fontsize=8.5)
-                if value < default:
-                    ax.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, ec="black", lw=1.8))
-        ax.set_xticks(range(len(grid.columns)), [f"{rho:g}" for rho in grid.columns])
-        ax.set_yticks(range(len(grid.index)), [f"{name}  ({upper[name]:,})" for name in grid.index])
-        ax.grid(False)
-        ax.spines[:].set_visible(False)
-        ax.tick_params(length=0)
         ax.set_xlabel(RATIO)
-        bar = figure.colorbar(image, ax=ax, shrink=0.8, pad=0.02)
+        bar = figure.colorbar(ax.collections[0], ax=ax, shrink=0.8, pad=0.02)
         bar.set_label("critical radius S / mean length")
         bar.ax.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda x, _: f"{x:g}"))
         bar.ax.axhline(default, color="black", lw=1.8)
@@ -331,17 +321,25 @@ def ambiguity_sets(table: pd.DataFrame, trace: str) -> Figure:
     with style():
         figure, axes = canvas(2, len(sets), height=4.6, sharex="col", sharey="row")
         for i, name in enumerate(sets):
-            for rho, color in zip(ratios, CYCLE, strict=False):
-                rows = table[(table["set"] == name) & (table["rho"] == rho)]
-                for ax, column in zip(axes[:, i], ("growth", "excess_pct"), strict=True):
-                    ax.plot(rows["value"], rows[column], color=color, label=f"ρ = {rho:g}")
+            rows = table[table["set"] == name].assign(rho=lambda t: t["rho"].map("ρ = {:g}".format))
+            for ax, column in zip(axes[:, i], ("growth", "excess_pct"), strict=True):
+                sns.lineplot(
+                    rows,
+                    x="value",
+                    y=column,
+                    hue="rho",
+                    palette=list(CYCLE[: len(ratios)]),
+                    legend=i == 1,
+                    ax=ax,
+                )
             axes[0, i].set_title(name.replace("inf", "∞"))
             axes[1, i].set_xlabel(table.loc[table["set"] == name, "parameter"].iloc[0])
         axes[0, 0].set_ylim(0.5, 2.6)
         axes[0, 0].set_ylabel("reservation / fractile")
         axes[1, 0].set_ylim(-5, 105)
         axes[1, 0].set_ylabel("price while nothing\nchanges (%)")
-        axes[0, 1].legend(loc="upper left", handlelength=1.2)
+        axes[0, 1].legend(loc="upper left", handlelength=1.2, title="")
+        axes[1, 1].legend_.remove()
         title(
             figure,
             f"Five ambiguity sets: how much growth each reservation is made for ({trace})",

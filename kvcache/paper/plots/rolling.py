@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from kvcache.paper.experiments.drift import DEFAULT, GRID
-from kvcache.paper.plots import GREY, INK, RATIO, canvas, color_of, label_ends, plain_log, style, title
+from kvcache.paper.plots import GREY, RATIO, canvas, color_of, heat, label_ends, plain_log, style, title
 
 __all__ = ["figure_5a", "figure_5b", "real_drift", "robust_regions", "surprises"]
 
@@ -134,17 +134,10 @@ def _maps(
         for ax, panel in zip(axes.ravel(), panels, strict=False):
             chosen = part[(part[keys[0]] == panel[0]) & (part[keys[1]] == panel[1])]
             grid = chosen.pivot_table(index="rho", columns="shift", values="advantage")
-            shown = 100 * grid.to_numpy()
-            ax.grid(False)
-            ax.imshow(shown, cmap="RdBu", vmin=-100, vmax=100, aspect="auto", origin="lower")
-            for (i, j), value in np.ndenumerate(shown):
-                text = f"{value:.0f}" if abs(value) >= 0.5 else "0"
-                look = {"fontsize": 6.5 if grid.shape[1] < 10 else 4.5, "ha": "center", "va": "center"}
-                ax.text(j, i, text, color="white" if abs(value) > 65 else INK, **look)
-            ax.set_xticks(range(grid.shape[1]), [f"{s:g}" for s in grid.columns])
-            ax.set_yticks(range(grid.shape[0]), [f"{r:g}" for r in grid.index])
+            size = 6.5 if grid.shape[1] < 10 else 4.5
+            heat(ax, 100 * grid, lambda v: f"{round(v)}", size=size, cmap="RdBu", vmin=-100, vmax=100)
             ax.set_title(name(*panel), fontsize=8.5)
-            ax.tick_params(length=0, labelsize=7.5)
+            ax.tick_params(labelsize=7.5)
         for ax in axes[:, 0]:
             ax.set_ylabel(RATIO, fontsize=8)
         for ax in axes[-1]:

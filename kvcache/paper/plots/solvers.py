@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import ListedColormap
+import seaborn as sns
 from matplotlib.figure import Figure
 
-from kvcache.paper.plots import CYCLE, GREY, INK, canvas, label_ends, plain_log, style, title
+from kvcache.paper.plots import CYCLE, GREY, INK, canvas, heat, label_ends, plain_log, style, title
 
 __all__ = ["descent", "growth", "readings", "structure", "table3"]
 
@@ -29,7 +29,7 @@ READING_COLORS = {"resolve": CYCLE[0], "literal": CYCLE[1]}
 def table3(seconds: pd.DataFrame) -> Figure:
     """Table III as curves: seconds against size, ours solid and the paper's dotted.
 
-    ``seconds`` as of `studies.solvers.table3_seconds`.
+    ``seconds`` as of `experiments.solvers.table3_seconds`.
     """
     with style():
         figure, axes = canvas(height=3.9)
@@ -80,12 +80,12 @@ def table3(seconds: pd.DataFrame) -> Figure:
 
 
 def growth(table: pd.DataFrame) -> Figure:
-    """Seconds against classes, configurations and samples. Of `studies.solvers.growth`."""
+    """Seconds against classes, configurations and samples. Of `experiments.solvers.growth`."""
     with style():
         figure, axes = canvas(1, 3, height=3.2, sharey=True)
         for ax, (axis, rows) in zip(axes[0], table.groupby("axis", sort=False), strict=True):
-            for method, own in rows.groupby("method", sort=False):
-                ax.plot(own["value"], own["seconds"], "o-", color=SOLVER_COLORS[method], label=method)
+            look = {"hue": "method", "palette": SOLVER_COLORS, "marker": "o", "markeredgewidth": 0}
+            sns.lineplot(rows, x="value", y="seconds", legend=ax is axes[0, 0], **look, ax=ax)
             values = sorted(rows["value"].unique())
             plain_log(ax, "x", values)
             if max(values) > 1e5:
@@ -95,7 +95,7 @@ def growth(table: pd.DataFrame) -> Figure:
             plain_log(ax, "y", (0.01, 0.1, 1, 10, 100))
             ax.set_xlabel(axis + (" per class" if axis == "samples" else ""))
         axes[0, 0].set_ylabel("seconds")
-        axes[0, 0].legend(loc="best")
+        axes[0, 0].legend(loc="best", title="")
         title(
             figure,
             "Growth of time: only the program with one theta per sample grows with the samples",
@@ -105,20 +105,14 @@ def growth(table: pd.DataFrame) -> Figure:
 
 
 def descent(table: pd.DataFrame) -> Figure:
-    """Objective above the certified bound after each accepted block. Of `studies.solvers.descent`."""
+    """Objective above the certified bound after each accepted block. Of `experiments.solvers.descent`."""
     with style():
         figure, axes = canvas(height=3.3)
         ax = axes[0, 0]
-        for (block3, start), own in table.groupby(["block3", "start"], sort=False):
-            above = 100 * (own["objective"] / own["lower_bound"] - 1)
-            ax.plot(
-                own["step"],
-                above,
-                marker="o",
-                color=READING_COLORS[block3],
-                linestyle="-" if start == "fewest GPUs" else "--",
-                label=f"Block 3 {block3}, start: {start}",
-            )
+        shown = table.assign(above=100 * (table["objective"] / table["lower_bound"] - 1))
+        shown = shown.rename(columns={"block3": "Block 3"})
+        look = {"hue": "Block 3", "palette": READING_COLORS, "style": "start", "marker": "o"}
+        sns.lineplot(shown, x="step", y="above", markeredgewidth=0, **look, ax=ax)
         ax.set_yscale("log")
         ax.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
         ax.set_xticks(np.arange(1, table["step"].max() + 1))
@@ -130,7 +124,7 @@ def descent(table: pd.DataFrame) -> Figure:
 
 
 def readings(table: pd.DataFrame) -> Figure:
-    """Where each reading of Block 3 ends, above the best policy known. Of `studies.solvers.readings`."""
+    """Where each reading of Block 3 ends, above the best policy known. Of `experiments.solvers.readings`."""
     with style():
         figure, axes = canvas(1, 2, height=3.3, sharey=True)
         floor = 1e-6
@@ -156,7 +150,7 @@ def readings(table: pd.DataFrame) -> Figure:
 def structure(groups: pd.DataFrame, routing: pd.DataFrame, reservations: pd.DataFrame) -> Figure:
     """The optimal policy: GPUs by configuration, routing, and reservations on each class's lengths.
 
-    Of `studies.solvers.structure`.
+    Of `experiments.solvers.structure`.
     """
     with style():
         figure, axes = canvas(1, 3, height=3.6, width_ratios=[0.8, 1.1, 1.5])
@@ -178,20 +172,13 @@ def structure(groups: pd.DataFrame, routing: pd.DataFrame, reservations: pd.Data
         used = groups.loc[groups["groups"] > 0, "config"].tolist()
         share = routing.pivot(index="class", columns="config", values="share").loc[names, used]
         cached = routing.pivot(index="class", columns="config", values="cached").loc[names, used]
-        blues = ListedColormap(
-            [tuple(1 - t * (1 - np.array([0.0, 0.45, 0.7]))) for t in np.linspace(0, 1, 256)]
-        )
-        middle.imshow(share, cmap=blues, vmin=0, vmax=1, aspect="auto")
-        for i in range(len(names)):
-            for k in range(len(used)):
-                value = share.iloc[i, k]
-                text = "–" if value < 5e-4 else f"{value:.1%}" + (" ●" if cached.iloc[i, k] else "")
-                middle.text(
-                    k, i, text, ha="center", va="center", fontsize=8, color="white" if value > 0.5 else INK
-                )
-        middle.set_xticks(range(len(used)), [name.replace("x", "\nx") for name in used])
-        middle.set_yticks(range(len(names)), names)
-        middle.grid(visible=False)
+        heat(middle, share, "{:.1%}".format, size=8, cmap="Blues", vmin=0, vmax=1.2)
+        for text, kept, value in zip(
+            middle.texts, cached.to_numpy().ravel(), share.to_numpy().ravel(), strict=True
+        ):
+            text.set_text("–" if value < 5e-4 else text.get_text() + (" ●" if kept else ""))
+        middle.invert_yaxis()
+        middle.set_xticklabels([name.replace("x", "\nx") for name in used])
         middle.set_title("b  Routing (● prefix kept)")
 
         at = np.arange(len(names))
