@@ -4,14 +4,14 @@ In reading order:
 
 - `lengths`: the currency, a distribution of output lengths; `traces`: from raw files to lengths;
 - `ambiguity`: how much to reserve for one class, in closed form;
-- `hardware`, `queueing`, `problem`, `policy`: groups of GPUs, waits, the joint problem and
-  what a policy costs;
+- `hardware`, `models`, `kernels`, `groups`: what one serving group holds and how long its steps take;
+- `queueing`, `problem`, `policy`: waits, the joint problem and what a policy costs;
 - `solvers`: the best policy, with a proof;
-- `replay`: what a policy is worth on drawn requests; `rolling`: reservations that follow a drift;
-- `models`, `kernels`, `groups`: any model, measured step times, and the pool of a serving group;
-- `deployment`: what to start.
+- `replay`: what a policy is worth by the paper's model, `engine`: by how a paged engine decides;
+- `rolling`: reservations that follow a drift; `deployment`: what to start;
+- `files`: written whole or not at all.
 
-`files` writes files whole or not at all. `kvcache.paper` is the reproduction, which none of these imports.
+The reproduction, `paper`, stands on these; none of them imports it.
 """
 
 from kvcache.ambiguity import Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf

@@ -474,7 +474,7 @@ def test_cost_over_hindsight_weighs_windows_by_requests():
 
 @settings(max_examples=40)
 @given(streams, st.floats(0.5, 50))
-def test_the_hull_bounds_its_rules_and_any_mean_of_them(windows, rho):
+def test_the_best_between_bounds_its_rules_and_any_mean_of_them(windows, rho):
     rules = {name: RULES[name] for name in ("last", "all", "gradient")}
     runs = compare({**rules, "mean": Aggregate(tuple(rules.values()))}, windows, ratios=(rho,))
     bound = best_between(runs[runs["policy"] != "mean"], windows)

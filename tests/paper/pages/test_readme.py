@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import kvcache
+import kvcache.paper
 from kvcache.paper.pages.readme import fill, main
 from kvcache.paper.results import write_table
 
@@ -136,6 +138,15 @@ def test_every_part_of_the_package_is_in_the_reading_order_once():
     parts -= {"__init__"}
     assert [name for name in sorted(parts) if name not in named] == []
     assert set(named) <= parts | {path.stem for path in package.rglob("*.py")}
+
+
+@pytest.mark.parametrize("package", [kvcache, kvcache.paper], ids=lambda package: package.__name__)
+def test_the_package_tells_the_same_order(package):
+    first = re.findall("`([a-z_0-9]+)`", package.__doc__)
+    order = re.findall("`([a-z_0-9]+)`", SECTIONS["Reading the code"])
+    assert first == [name for name in order if name in first]
+    parts = {path.stem for path in Path(package.__file__).parent.glob("[a-z]*.py")}
+    assert parts <= set(first)
 
 
 def test_the_examples_run(tmp_path, monkeypatch, capsys):
