@@ -68,7 +68,7 @@ ASSUMPTIONS = (
     Assumption(
         "A3",
         "Utilisation in the waiting time W_k",
-        "Memory utilisation v_k; phi_k over the whole arrival mix, so it is a constant of the instance",
+        "Memory utilisation v_k; phi_k over the whole arrival mix, so it is a constant of the problem",
         "problem.Problem.queueing_factors, policy.evaluate",
     ),
     Assumption("A4", "Cost of a GPU", "1 per GPU and second", "problem.Costs.gpu"),
@@ -103,7 +103,7 @@ ASSUMPTIONS = (
     Assumption(
         "A9",
         "KV bytes per token",
-        "2.6 MB (all 64 heads) in the paper's instance; grouped queries (0.33 MB) as the realistic preset",
+        "2.6 MB (all 64 heads) in the paper's problem; grouped queries (0.33 MB) as the realistic preset",
         "paper.builders.paper(model=), hardware.Model.preset",
     ),
     Assumption(
