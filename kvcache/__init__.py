@@ -8,7 +8,8 @@ In reading order:
 - `queueing`, `problem`, `policy`: waits, the joint problem and what a policy costs;
 - `solvers`: the best policy, with a proof;
 - `replay`: what a policy is worth by the paper's model, `engine`: by how a paged engine decides;
-- `rolling`: reservations that follow a drift; `deployment`: what to start;
+- `requests`, `planner`: from a trace to request classes, and to what to start, judged by replay;
+- `rolling`: reservations that follow a drift; `deployment`: what a policy means to an engine;
 - `files`: written whole or not at all.
 
 The reproduction, `paper`, stands on these; none of them imports it.
@@ -17,6 +18,7 @@ The reproduction, `paper`, stands on these; none of them imports it.
 from kvcache.ambiguity import Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf
 from kvcache.hardware import GPU, Model, ParallelConfig, ServingConfig
 from kvcache.lengths import LengthDistribution
+from kvcache.planner import Plan, PlanError, plan
 from kvcache.policy import Policy, Solution, evaluate
 from kvcache.problem import Costs, Problem, RequestClass
 from kvcache.rolling import Rolling, adaptive
@@ -31,6 +33,8 @@ __all__ = [
     "LengthDistribution",
     "Model",
     "ParallelConfig",
+    "Plan",
+    "PlanError",
     "Policy",
     "Problem",
     "RequestClass",
@@ -44,6 +48,7 @@ __all__ = [
     "WassersteinInf",
     "adaptive",
     "evaluate",
+    "plan",
     "read_trace",
     "reduce_trace",
     "solve",
