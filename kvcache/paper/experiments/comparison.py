@@ -6,7 +6,7 @@ tidy table. The work is done by `kvcache.paper.experiments.sweep`, so it runs in
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy as np
 import pandas as pd
 
 from kvcache.ambiguity import Regime, Wasserstein1
+from kvcache.engine import Reserve, StepCost, simulate
 from kvcache.paper.digests import load_digest
 from kvcache.paper.experiments import runner, sweep
 from kvcache.paper.methods.baselines import ENGINE_RULES, PAPER_METHODS, SETS, reservations
-from kvcache.paper.methods.engines import RULES, FixedReservation, simulate
+from kvcache.paper.methods.rivals import PastFuture, SGLang
+from kvcache.paper.methods.systems import Predicted
 from kvcache.paper.published import published
 from kvcache.replay import PREEMPTION_FACTOR, Workload
 
@@ -454,20 +456,77 @@ def late_at_paper(late: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+#: The engines' admission rules by what a request may generate.
+ENGINE_ADMISSION: Mapping[str, Callable[[Mapping[str, float]], Any]] = {
+    "vLLM": lambda limits: None,
+    "TensorRT-LLM": Reserve,
+    "SGLang": SGLang,
+    "LightLLM": PastFuture,
+}
+
+
 def engine_point(*, engine: str, load: float, requests: int, seed: int, config: int = 3) -> dict[str, Any]:
-    """One engine on one TP4xPP2 group that takes the whole load, beside what equation 7 predicts."""
+    """One engine on one TP4xPP2 group that takes the whole load, beside what equation 7 predicts.
+
+    Time is that of equation 1: an iteration takes the decode time of a token, however many requests share it,
+    and each request computes its own prompt beside the others. Nothing but memory limits the batch, and who
+    is evicted computes everything again.
+    """
     problem = runner.build(arguments={"load": load})
-    rng = np.random.default_rng(seed)
-    workload = Workload.draw([c.output for c in problem.classes], rng, requests)
-    make = RULES.get(engine) or (lambda i, c: FixedReservation(i, c, engine))
-    run = simulate(problem, workload, make, config=config, seed=seed)
-    known = engine not in RULES or engine == "TensorRT-LLM"
+    rng, arrivals = np.random.default_rng(seed), np.random.default_rng(seed).spawn(1)[0]
+    lengths = Workload.draw([c.output for c in problem.classes], rng, requests).lengths
+    times = np.stack([np.cumsum(arrivals.exponential(1 / r, requests)) for r in problem.arrival_rates])
+    names = [c.name for c in problem.classes]
+    table = pd.DataFrame(
+        {
+            "arrival_s": times.ravel(),
+            "input_tokens": np.repeat(np.ceil(problem.input_tokens).astype(int), requests),
+            "output_tokens": np.maximum(lengths.ravel(), 1).astype(int),
+            "class": np.repeat(names, requests),
+        }
+    )
+    # All classes stop when the first runs out of requests.
+    table = table[table["arrival_s"] <= times[:, -1].min()].sort_values("arrival_s", ignore_index=True)
+    limits = dict(zip(names, problem.max_output_tokens, strict=True))
+    served_by = problem.configs[config]
+    if engine in ENGINE_ADMISSION:
+        rule = ENGINE_ADMISSION[engine](limits)
+    else:
+        rule = Predicted(dict(zip(names, reservations(engine, problem), strict=True)), limit=limits)
+    run = simulate(
+        table,
+        pool=int(served_by.kv_tokens),
+        step_cost=StepCost(served_by.decode_s_per_token, 0.0, 0.0, 0.0),
+        admission=rule,
+        max_running=len(table),
+        max_batched_tokens=10**9,
+        prefix_cache=False,
+    )
+    rows = run.requests[run.requests["status"] == "finished"]
+    computed = rows["input_tokens"] + rows["recomputed_tokens"]
+    prompts = served_by.prefill_s_per_token * computed + served_by.overhead_s * (1 + rows["preemptions"])
+    latency = rows["finish_s"] - rows["arrival_s"] + prompts
     predicted = None
-    if known:
+    if engine not in ENGINE_ADMISSION or engine == "TensorRT-LLM":
         held = problem.input_tokens + reservations(engine, problem)
         v = float(problem.offered_loads[:, config] @ held / problem.kv_tokens[config])
         predicted = problem.queueing_factors[config] * v / (1 - v) if v < 1 else float("inf")
-    return {"load": load, **run.row(), "equation7_wait_s": predicted}
+    deadline = rows["class"].map(dict(zip(names, problem.latency_slos, strict=True)))
+    p50, p99 = np.quantile(latency, [0.5, 0.99])
+    return {
+        "load": load,
+        "engine": engine,
+        "served": len(rows),
+        "refused": len(table) - len(rows),
+        "evicted_share": float((rows["preemptions"] > 0).mean()),
+        "recomputed_per_request": float(rows["recomputed_tokens"].mean()),
+        "p50_s": float(p50),
+        "p99_s": float(p99),
+        "mean_queued_s": float((rows["admitted_s"] - rows["arrival_s"]).mean()),
+        "throughput": run.throughput,
+        "slo_violation": float((latency > deadline).mean()),
+        "equation7_wait_s": predicted,
+    }
 
 
 def engines(profile: str) -> pd.DataFrame:
@@ -477,7 +536,7 @@ def engines(profile: str) -> pd.DataFrame:
     tasks = [
         {"engine": engine, "load": float(load), "requests": requests, "seed": 0}
         for load in loads
-        for engine in (*RULES, "DRO", "P99")
+        for engine in (*ENGINE_ADMISSION, "DRO", "P99")
     ]
     return sweep.table(engine_point, tasks)
 

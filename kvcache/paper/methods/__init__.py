@@ -1,6 +1,6 @@
-"""What the paper compares: its algorithm, its exact program, fixed reservations and the engines' own rules.
+"""What the paper compares: its algorithm, its exact program, fixed reservations and other systems.
 
-`baselines` and `engines` choose reservations; `bcd` (Algorithm 1) and `miblp` (equation 8 in a general
+`baselines` choose reservations; `bcd` (Algorithm 1) and `miblp` (equation 8 in a general
 solver) solve the joint problem, beside the certified solver of the core; `forecasts` compete with
 `kvcache.rolling`. In the simulated engine, `rivals` are other admission rules, and `systems` the serving
 systems of Table I and its neighbours.

@@ -10,7 +10,7 @@ model where a request holds its reservation from start to end, and is preempted 
 ``vLLM``
     Pages are allocated as tokens come; nothing is held ahead (`PagedAttention
     <https://arxiv.org/abs/2309.06180>`_). Here eta = 0: every request outgrows it. The engine preempts
-    only when memory is full, so this row is an upper bound on its preemptions; `engines` has the
+    only when memory is full, so this row is an upper bound on its preemptions; `rivals` has the
     full rule.
 ``TensorRT-LLM``
     ``GUARANTEED_NO_EVICT``, the default, admits a request only if its longest possible output fits:
@@ -19,7 +19,7 @@ model where a request holds its reservation from start to end, and is preempted 
     Holds a share of the remaining budget ``min(max_new_tokens, 4096)``; the share starts at 0.7, falls to
     0.14 of that over 600 decoding steps and is raised again when memory runs out
     (``SGLANG_INIT_NEW_TOKEN_RATIO``, ``SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR``). Here eta is the share at
-    which it rests, 0.098, of that budget; again `engines` has the full rule.
+    which it rests, 0.098, of that budget; again `rivals` has the full rule.
 ``LightLLM``
     The past-future scheduler draws a request's length from those of the requests that finished lately
     (``PastFutureQueue``, a window of 200). Here requests reserve such draws: :class:`PastFuture` is a

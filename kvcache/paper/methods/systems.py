@@ -39,32 +39,37 @@ def predictions(outputs: ArrayLike, error: float, rng: np.random.Generator) -> F
 class Predicted:
     """Reserve a predicted length and ``margin`` standard deviations of its error; who outgrows it leaves.
 
-    An evicted request comes back with twice its reservation. Nobody else is ever evicted.
+    An evicted request comes back with its limit reserved, or with twice its reservation if there is none.
+    Nobody else is ever evicted. With a ``class``'s eta for all of its requests this is the paper's own rule.
 
     Parameters
     ----------
-    lengths : predicted output of each request. error : its relative standard deviation. margin : k of LP + k
-    sigma.
+    lengths : predicted output, as of `Reserve`. error : its relative standard deviation. margin : k of LP + k
+    sigma. limit : what a request may generate, as of `Reserve`.
     """
 
-    lengths: ArrayLike
+    lengths: float | Mapping[str, float] | ArrayLike
     error: float = 0.0
     margin: float = 0.0
+    limit: float | Mapping[str, float] | ArrayLike | None = None
 
     def gate(self, requests: pd.DataFrame, blocks: int, block: int) -> Gate:
         """The rule for these requests."""
         eta = np.ceil(per_row(self.lengths, requests) * (1 + self.margin * self.error))
-        return _Predicted(np.maximum(eta, 1), blocks, block)
+        limit = None if self.limit is None else per_row(self.limit, requests)
+        return _Predicted(np.maximum(eta, 1), limit, blocks, block)
 
 
 class _Predicted(Gate):
-    def __init__(self, eta: Floats, blocks: int, block: int) -> None:
-        self.eta, self.blocks, self.block = eta, blocks, block
+    def __init__(self, eta: Floats, limit: Floats | None, blocks: int, block: int) -> None:
+        self.eta, self.limit, self.blocks, self.block = eta, limit, blocks, block
         self.entered: set[int] = set()
 
     def reserved(self, candidate: Candidate) -> float:
-        """Twice as much as before, once it has been evicted."""
-        return self.eta[candidate.row] * (2 if candidate.row in self.entered else 1)
+        """More than before, once it has been evicted."""
+        if candidate.row not in self.entered:
+            return self.eta[candidate.row]
+        return 2 * self.eta[candidate.row] if self.limit is None else self.limit[candidate.row]
 
     def admits(self, running: Running, candidate: Candidate) -> bool:
         held = np.ceil((running.input_tokens + self.eta[running.rows]) / self.block).sum()

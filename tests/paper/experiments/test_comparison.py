@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from kvcache.paper.experiments import comparison, runner
-from kvcache.paper.methods.baselines import PAPER_METHODS
+from kvcache.paper.experiments.comparison import engine_point
+from kvcache.paper.methods.baselines import PAPER_METHODS, reservations
 from kvcache.paper.published import published
 
 
@@ -135,3 +136,27 @@ def test_the_deadline_is_the_one_that_makes_the_first_row_as_late_as_published()
     assert table["deadline"].tolist() == pytest.approx([2.0, 2.0])
     assert table.loc["full", "late_pct"] == pytest.approx(table.loc["full", "paper_late_pct"])
     assert table.loc["-DRO (SAA)", "late_pct"] == pytest.approx(45.0)
+
+
+def test_an_engine_in_the_papers_world_by_hand():
+    # A calm group: nobody waits but for the iteration that runs, so a latency is prompt and tokens.
+    row = engine_point(engine="P99", load=0.05, requests=60, seed=1)
+    problem = runner.build(arguments={"load": 0.05})
+    served_by = problem.configs[3]
+    assert row["refused"] == 0
+    assert 0 <= row["mean_queued_s"] < served_by.decode_s_per_token
+    held = problem.input_tokens + reservations("P99", problem)
+    v = float(problem.offered_loads[:, 3] @ held / served_by.kv_tokens)
+    assert row["equation7_wait_s"] == pytest.approx(problem.queueing_factors[3] * v / (1 - v))
+    # The 180 requests end about when the last has come, at the arrival rate of all three classes.
+    assert row["throughput"] == pytest.approx(problem.arrival_rates.sum(), rel=0.3)
+
+
+def test_engines_take_what_memory_has_at_high_load():
+    rows = pd.DataFrame(
+        [engine_point(engine=e, load=1.5, requests=250, seed=0) for e in ("vLLM", "TensorRT-LLM", "P99")]
+    ).set_index("engine")
+    assert rows.loc["TensorRT-LLM", "evicted_share"] == 0
+    assert 0 < rows.loc["P99", "evicted_share"] < 0.05  # those beyond their class's P99
+    assert rows["throughput"]["vLLM"] > rows["throughput"]["P99"] > rows["throughput"]["TensorRT-LLM"]
+    assert rows["mean_queued_s"]["vLLM"] < rows["mean_queued_s"]["P99"]

@@ -129,6 +129,13 @@ def test_who_outgrows_a_prediction_leaves_and_gets_twice_as_much():
     assert doublings.max() >= 2
 
 
+def test_who_outgrows_the_papers_reservation_gets_its_limit():
+    requests = busy(5).assign(**{"class": "chat"})
+    rule = Predicted({"chat": 120.0}, limit={"chat": 200.0})
+    result = simulate(requests, pool=4_000, step_cost=COST, admission=rule).requests
+    assert result["preemptions"].tolist() == (requests["output_tokens"] > 120).astype(int).tolist()
+
+
 def test_perfect_predictions_evict_nobody():
     requests = busy(6)
     truth = requests["output_tokens"].to_numpy()
