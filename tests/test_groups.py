@@ -100,9 +100,9 @@ def test_experts_spread_or_split():
 
 # Start-up logs: vllm#21348 (vLLM and SGLang on the same GPUs), an RTX 3090, Qwen3-32B on two H100.
 @pytest.mark.parametrize(
-    ("model", "gpu", "tensor", "engine", "utilisation", "logged"),
+    ("model", "gpu", "tensor", "engine", "utilisation", "logged", "off"),
     [
-        (Model("32B", 64, 64, 8, 128, 32_762_123_264), None, 2, "vllm", 0.95, 342_999),
+        (Model("32B", 64, 64, 8, 128, 32_762_123_264), None, 2, "vllm", 0.95, 342_999, -0.003),
         (
             Model("235B-FP8", 94, 64, 4, 128, 235_093_634_560, 1.006, experts=128, experts_per_token=8),
             None,
@@ -110,6 +110,7 @@ def test_experts_spread_or_split():
             "vllm",
             0.9,
             178_880,
+            0.42,
         ),
         (
             Model("235B-FP8", 94, 64, 4, 128, 235_093_634_560, 1.006, experts=128, experts_per_token=8),
@@ -118,14 +119,16 @@ def test_experts_spread_or_split():
             "sglang",
             0.93,
             367_404,
+            0.006,
         ),
-        (LLAMA_8B, RTX_3090, 1, "vllm", 0.9, 31_232),
+        (LLAMA_8B, RTX_3090, 1, "vllm", 0.9, 31_232, -0.24),
     ],
 )
-def test_the_interval_holds_what_engines_logged(model, gpu, tensor, engine, utilisation, logged):
+def test_the_interval_holds_what_engines_logged(model, gpu, tensor, engine, utilisation, logged, off):
     gpu = gpu or GPU("H100", memory_bytes=80 * 2**30, flops=989e12, bandwidth=3.35e12)
     found = group(model, gpu, engine, ParallelConfig(tensor), memory_utilisation=utilisation)
     assert found.kv_tokens_low < logged < found.kv_tokens_high
+    assert found.kv_tokens / logged - 1 == pytest.approx(off, abs=0.005)
     assert found.provenance["kv_tokens"].label == "modelled"
     told = group(
         model, gpu, engine, ParallelConfig(tensor), kv_tokens=f"GPU KV cache size: {logged:,} tokens\n"
@@ -188,6 +191,19 @@ def test_what_an_engine_would_refuse():
     check("engine is 'tgi'", engine="tgi")
     check("kv_tokens is 0", kv_tokens=0)
     check("cache_dtype is 'int2'", cache_dtype="int2")
+
+
+def test_each_engine_shares_the_memory_in_its_own_way():
+    gpu = GPU("toy", memory_bytes=100e9, flops=1e15, bandwidth=1e12)
+    weights, token = LLAMA_8B.weight_bytes, LLAMA_8B.kv_bytes_per_token
+    left = {
+        "vllm": 0.5 * 100e9 - weights - 4e9,
+        "sglang": 0.5 * 100e9 - weights - 3e9,
+        "trtllm": 0.5 * (100e9 - weights - 4e9),
+    }
+    for engine, room in left.items():
+        found = group(LLAMA_8B, gpu, engine, memory_utilisation=0.5)
+        assert found.kv_tokens == room // token // 16 * 16
 
 
 def test_an_eight_bit_cache_holds_twice_as_many():
