@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -112,13 +113,19 @@ def carried_models() -> dict[str, Path]:
     }
 
 
+def _base_name(name: str) -> str:
+    """A name without its organisation, its case, ``Meta-`` and ``-Instruct``: tuning changes no shape."""
+    return name.split("/")[-1].lower().removeprefix("meta-").removesuffix("-instruct")
+
+
 def read_model(source: str | Path, *, name: str | None = None) -> Model:
     """Describe a model from its ``config.json``.
 
     Parameters
     ----------
     source : a ``config.json``, a folder that holds one (and perhaps ``hf_quant_config.json``), or a name
-        such as ``Qwen/Qwen3-32B`` that ``aiconfigurator-core`` carries.
+        such as ``Qwen/Qwen3-32B`` that ``aiconfigurator-core`` carries, or that differs from the one name
+        carried only by its organisation, its case, ``Meta-`` or ``-Instruct``.
     name : label; the name or the folder's by default.
 
     Raises
@@ -134,17 +141,24 @@ def read_model(source: str | Path, *, name: str | None = None) -> Model:
         quantised = file.with_name("hf_quant_config.json")
         known = str(file.parent) if file.name == "config.json" else None
         label = name or (file.parent.name if file.name == "config.json" else file.stem)
-    elif str(source) in carried:
-        file = carried[str(source)]
-        quantised = file.with_name(file.name.replace("_config.json", "_hf_quant_config.json"))
-        known, label = str(source), name or str(source)
     else:
-        near = [k for k in carried if k.split("/")[-1].lower() == str(source).split("/")[-1].lower()]
-        hint = f"; did you mean {near[0]}?" if near else ""
-        have = f"{len(carried)} names are carried" if carried else "aiconfigurator-core is not installed"
-        raise ModelError(
-            f"model {source}: no such file or folder, and {have}{hint} Give the folder with its config.json"
-        )
+        alike = [k for k in carried if _base_name(k) == _base_name(str(source))]
+        known = str(source) if str(source) in carried else alike[0] if len(alike) == 1 else None
+        if known is None:
+            near = alike or get_close_matches(str(source), carried, n=3, cutoff=0.5)
+            have = (
+                f"none of the {len(carried)} names carried"
+                if carried
+                else "aiconfigurator-core is not installed"
+            )
+            hint = f" (the nearest: {', '.join(near)})" if near else ""
+            raise ModelError(
+                f"model {source}: no such file or folder, and {have}{hint}; "
+                "give the folder with its config.json"
+            )
+        file = carried[known]
+        quantised = file.with_name(file.name.replace("_config.json", "_hf_quant_config.json"))
+        label = name or str(source)
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
         quantisation = json.loads(quantised.read_text(encoding="utf-8")) if quantised.is_file() else {}

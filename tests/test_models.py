@@ -310,5 +310,11 @@ def test_carried_names_are_described_or_refused_with_a_reason():
         except ModelError as error:
             assert name in str(error)  # noqa: PT017 - either outcome is right
     assert described > len(names) / 2
-    with pytest.raises(ModelError, match="did you mean Qwen/Qwen3-32B"):
-        read_model("qwen3-32b")
+    tuned = read_model("meta-llama/Llama-3.1-70B-Instruct")
+    assert (tuned.name, tuned.source) == (
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "meta-llama/Meta-Llama-3.1-70B",
+    )
+    assert read_model("qwen3-32b").source == "Qwen/Qwen3-32B"
+    with pytest.raises(ModelError, match=r"nearest: .*Qwen/Qwen3-32B.*config\.json"):
+        read_model("Qwen/Qwen3-33B")
