@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 from kvcache.groups import ServingGroup
 
@@ -52,7 +53,8 @@ def command(
 
 
 def _model(group: ServingGroup) -> str:
-    return group.model.source or group.model.name
+    folder = group.model.source
+    return folder if folder and Path(folder).exists() else group.model.name
 
 
 def _vllm(
