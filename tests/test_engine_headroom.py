@@ -1,6 +1,7 @@
 """Overflow of a pool: theta, its constant and the headroom against simulations and numerical solutions."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,11 +9,15 @@ from scipy.optimize import brentq, minimize_scalar
 
 from kvcache import LengthDistribution
 from kvcache.engine import (
+    Demand,
+    Headroom,
     JointLengths,
     StepCost,
     headroom,
     lundberg_exponent,
     preemptions_per_request,
+    saturation,
+    simulate,
     watermark,
 )
 from kvcache.engine.headroom import overflow_constant, throughput_losses
@@ -99,7 +104,7 @@ def test_overflows_of_the_played_level_fall_as_the_law_says(times):
 
 def test_decay_of_the_played_level_is_theta():
     theta = lundberg_exponent(SPREAD)
-    near, far = (level_process(SPREAD, k / theta, 400_000, seed=9) for k in (1.0, 3.0))
+    near, far = (level_process(SPREAD, k / theta, 300_000, seed=9) for k in (1.0, 3.0))
     assert np.log(near / far) * theta / 2 == pytest.approx(theta, rel=0.05)
 
 
@@ -142,6 +147,20 @@ def test_an_engine_of_memoryless_requests_preempts_as_often(times):
     u = times / lundberg_exponent(SPREAD)
     counted = saturated_engine(SPREAD, 20_000, u, 6_000, seed=10)
     assert counted == pytest.approx(preemptions_per_request(SPREAD, u), rel=0.25)
+
+
+def test_an_engine_that_looks_once_per_iteration_needs_that_much_less_headroom():
+    pool, u = 120_000, 0.5 / lundberg_exponent(SPREAD)
+    inputs, outputs = SPREAD.sample(np.random.default_rng(14), 20_000)
+    table = pd.DataFrame({"arrival_s": 0.0, "input_tokens": inputs, "output_tokens": outputs})
+    limits = {"max_running": 2_000, "max_batched_tokens": 8_192}
+    served = simulate(table, pool=pool, step_cost=COST, admission=Headroom(u), **limits).requests
+    steady = served.sort_values("admitted_s")["preemptions"].iloc[4_000:16_000].mean()
+    running = saturation(Demand.of(SPREAD), COST, pool).running
+    assert steady == pytest.approx(preemptions_per_request(SPREAD, u, running=running), rel=0.2)
+    assert preemptions_per_request(SPREAD, u) > 1.6 * steady
+    with pytest.raises(ValueError, match="running: -1"):
+        preemptions_per_request(SPREAD, u, running=-1)
 
 
 def test_headroom_minimises_the_two_costs():

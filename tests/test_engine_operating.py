@@ -1,10 +1,19 @@
 """Operating points by hand, against fixed points and a simulated queue without servers."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy.optimize import brentq, linprog
 
-from kvcache.engine import Demand, JointLengths, StepCost, capacity_rows, operating_point, saturation
+from kvcache.engine import (
+    Demand,
+    JointLengths,
+    StepCost,
+    capacity_rows,
+    operating_point,
+    saturation,
+    simulate,
+)
 
 COST = StepCost(0.0310602, 9.11623e-5, 5.31738e-8, 2.2082e-4)
 CHAT = JointLengths.from_counts([100, 100, 900], [400, 50, 10], [2, 1, 1])
@@ -55,9 +64,11 @@ def test_loads_are_an_axis_and_beyond_saturation_nothing_settles():
         operating_point(demands, [1.0, 2.0], COST)
 
 
-def test_held_memory_fluctuates_as_in_a_simulated_poisson_stream():
+def test_held_memory_of_a_poisson_stream_at_a_fixed_pace():
     demand = Demand.of(CHAT, block=1)
     point = operating_point([demand], [2.0], COST)
+    # What iterations add that grow longer with the batch: the next test.
+    pace = point.cached**2 * demand.seconds(COST) / demand.output / COST.t0
     # Requests that stay xi iterations of tau seconds, seen at many moments, without a server in their way.
     rng = np.random.default_rng(5)
     horizon = 60_000.0
@@ -70,7 +81,27 @@ def test_held_memory_fluctuates_as_in_a_simulated_poisson_stream():
         a, b = np.searchsorted(seen, [start, start + output * point.tpot])
         held[a:b] += prompt + (seen[a:b] - start) / point.tpot
     assert point.cached - 0.5 * point.running == pytest.approx(held.mean(), rel=0.02)
-    assert point.deviation == pytest.approx(held.std(), rel=0.05)
+    assert np.sqrt(point.deviation**2 - pace) == pytest.approx(held.std(), rel=0.05)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.8])
+def test_memory_fluctuates_as_in_a_simulated_engine(load):
+    rng = np.random.default_rng(21)
+    lengths = JointLengths.from_samples(rng.integers(50, 800, 4_000), rng.geometric(1 / 200, 4_000))
+    demand = Demand.of(lengths)
+    rate = load / demand.seconds(COST)
+    inputs, outputs = lengths.sample(rng, 16_000)
+    arrivals = np.cumsum(rng.exponential(1 / rate, 16_000))
+    table = pd.DataFrame({"arrival_s": arrivals, "input_tokens": inputs, "output_tokens": outputs})
+    line = simulate(table, pool=10**7, step_cost=COST, max_running=4_000, max_batched_tokens=8_192).timeline
+    during = line["time_s"].between(0.1 * arrivals[-1], arrivals[-1])
+    seconds, held = np.diff(line["time_s"], append=0)[during], 16 * line["used_blocks"][during]
+    mean = np.average(held, weights=seconds)
+    point = operating_point([demand], [rate], COST)
+    assert point.cached == pytest.approx(mean, rel=0.06)
+    assert point.deviation == pytest.approx(np.average((held - mean) ** 2, weights=seconds) ** 0.5, rel=0.2)
+    fixed = point.deviation**2 - point.cached**2 * demand.seconds(COST) / demand.output / COST.t0
+    assert np.sqrt(fixed) < 0.75 * point.deviation, "the two formulas must be told apart"
 
 
 def test_saturation_by_hand_and_by_its_limits():

@@ -95,15 +95,26 @@ def overflow_constant(lengths: JointLengths, block: int = 16) -> float:
     return lengths.remember(("constant", block), constant)
 
 
-def preemptions_per_request(lengths: JointLengths, headroom: ArrayLike, block: int = 16) -> Floats | float:
-    """Preemptions per request of a saturated pool, C exp(-theta u), for a headroom u (tokens) or an array.
+def preemptions_per_request(
+    lengths: JointLengths, headroom: ArrayLike, block: int = 16, running: ArrayLike = 0.0
+) -> Floats | float:
+    """Preemptions per request of a saturated pool, C exp(-theta (u + B)), for a headroom u (tokens).
+
+    Parameters
+    ----------
+    headroom : u, tokens, or an array.
+    running : B, the requests that run (``saturation(...).running``), or 0 for the law of the module, which
+        looks at the level at every token. An engine looks once per iteration, after all B have grown: the
+        level then overshoots M by up to B tokens when it overflows, and an eviction takes the more from the
+        balance, E exp(theta overshoot) = (exp(theta B) - 1) / (theta B); played out, the gap that admissions
+        leave is wider by about B / 2 as well (measured, not derived). Together that is about exp(-theta B).
 
     Raises
     ------
     ValueError
-        For a negative headroom.
+        For a negative headroom or number of requests.
     """
-    u = _tokens(headroom, "headroom", least=0)
+    u = _tokens(headroom, "headroom", least=0) + _tokens(running, "running", least=0)
     theta, constant = lundberg_exponent(lengths, block), overflow_constant(lengths, block)
     value = np.zeros(u.shape) if theta == np.inf else constant * np.exp(-theta * u)
     return _plain(value)

@@ -108,8 +108,19 @@ def operating_point(demands: Sequence[Demand], rates: ArrayLike, cost: StepCost)
 
         tau = t0 / (1 - rho_c),   B = tau sum_i lambda_i E[xi_i],   K = tau sum_i lambda_i E[xi_i] c_i,
 
-    the last two by Little's law: a request stays xi iterations. With Poisson arrivals the running requests
-    are a Poisson process over ages, so Var K = tau sum_i lambda_i E[L^2 xi + L xi^2 + xi^3 / 3].
+    the last two by Little's law: a request stays xi iterations.
+
+    Fluctuation, with Poisson arrivals. Were tau fixed, the running requests would be a Poisson process over
+    ages and Var K = tau sum_i lambda_i E[L^2 xi + L xi^2 + xi^3 / 3]. But iterations are longer while more
+    run, so that still more arrive. Take gamma = sum lambda_i g_i / sum lambda_i E[xi_i], seconds that each
+    running request adds to an iteration: n of them finish at rate n / (E[xi] (t0 + gamma n)), as in processor
+    sharing, whose stationary n does not depend on the law of xi (Kelly, Reversibility and Stochastic
+    Networks, 1979, section 3.3). It is negative binomial, P(n) ~ rho_c^n (t0 / gamma + 1)_n / n!, with
+    Var n = E n / (1 - rho_c). Given n, what the requests hold is independent, so
+
+        Var K = tau sum_i lambda_i E[L^2 xi + L xi^2 + xi^3 / 3] + K^2 gamma / t0.
+
+    Classes of unequal gamma, and prompts computed all at once, make the true one larger still.
 
     Parameters
     ----------
@@ -130,14 +141,11 @@ def operating_point(demands: Sequence[Demand], rates: ArrayLike, cost: StepCost)
         flow = rates @ np.array([getattr(d, what) for d in demands])
         return np.where(stable, np.where(stable, tau, 0.0) * flow, np.inf)
 
-    values = (
-        load,
-        tau,
-        per_iteration("output"),
-        per_iteration("held"),
-        np.sqrt(per_iteration("held_squares")),
-        per_iteration("prompt"),
-    )
+    running, cached = per_iteration("output"), per_iteration("held")
+    outputs = rates @ np.array([d.output for d in demands])
+    gamma = np.divide(load, outputs, out=np.zeros(np.shape(load)), where=outputs > 0)
+    variance = per_iteration("held_squares") + cached**2 * gamma / cost.t0
+    values = (load, tau, running, cached, np.sqrt(variance), per_iteration("prompt"))
     return OperatingPoint(*(float(v) if np.ndim(v) == 0 else v for v in values))
 
 
