@@ -1,8 +1,24 @@
 """Request traces: any supported file becomes the same tidy table and a report of what became of its rows.
 
+What is recognised, by its columns and in any container that can hold them:
+
+- containers: CSV (commas, semicolons, tabs or bars; a ``sep=`` line, comments before the header, spaces
+  around names, decimal commas between semicolons), JSON lines, a JSON array, a JSON object over several
+  lines, Parquet with structs and lists; text also in gzip or zstd;
+- traces: BurstGPT 1-3, Azure 2023 and 2024, Mooncake (with or without hash ids, 64-bit ones too; sessions
+  with delays), Bailian, Vidur, AIBrix workloads, Weka sessions;
+- results: AIPerf's records, vLLM's and SGLang's serving benchmarks with details, logs with OpenAI's usage;
+- texts: ShareGPT and other conversations of ``from``/``value`` or ``role``/``content``, tokenised;
+- a CSV without header of arrival, prompt and output tokens, and the tidy table itself, without times too;
+- any other table, array or nested record with its columns named (``input_tokens="usage.prompt_tokens"``);
+- arrivals: numbers in s, ms, us or ns from a start or from 1970; dates with the year first, the day first or
+  the month first, with offsets, UTC or one abbreviated zone, 12 or 24 hours; times of one day.
+
+What can be read in two ways, a unit above all, is refused with the call that settles it.
+
 Rows are read in chunks, checked, and either kept, dropped for a counted reason, or refused with the
 row that is wrong. Row numbers count records from 1: a CSV's header is not counted, nor are blank
-lines. In a ShareGPT file, conversations are counted instead.
+lines; a record of several requests keeps its one number. In a ShareGPT file, conversations are counted.
 """
 
 from __future__ import annotations
@@ -19,8 +35,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from kvcache.traces.formats import FORMATS, UNITS, Head, TraceError, plain_reason
+from kvcache.traces.formats import FORMATS, Head, TraceError, plain_reason
 from kvcache.traces.rows import Chunk, Cleaner, raw_rows
+from kvcache.traces.times import UNITS, Clock, Doubt
 
 __all__ = [
     "FORMATS",
@@ -53,7 +70,10 @@ class ReadReport:
     """What became of the rows of a file: ``rows_read = rows_kept + sum(dropped.values())``.
 
     ``out_of_order`` counts kept rows that arrive before an earlier row of the file (the table of
-    `read_trace` is sorted all the same); ``classes`` are in order of appearance.
+    `read_trace` is sorted all the same); ``classes`` are in order of appearance. ``unit`` is what arrivals
+    are in ("s", "ms", "us", "ns", "date"; None without times), ``unit_reason`` how that is known,
+    ``block_tokens`` the size of a prefix block where ids and prompt lengths tell it, ``notes`` what else
+    was taken for granted.
     """
 
     path: str
@@ -63,14 +83,26 @@ class ReadReport:
     dropped: Mapping[str, int]
     out_of_order: int
     classes: tuple[str, ...]
+    unit: str | None = None
+    unit_reason: str = ""
+    block_tokens: int | None = None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         dropped = ", ".join(f"{rows:,} dropped ({reason})" for reason, rows in self.dropped.items())
         order = f", {self.out_of_order:,} out of order" if self.out_of_order else ""
         return (
             f"{Path(self.path).name} [{self.format}]: {self.rows_read:,} rows read, {self.rows_kept:,} kept, "
-            f"{dropped or 'none dropped'}{order}"
+            f"{dropped or 'none dropped'}{order}" + "".join(f"; {note}" for note in self._remarks())
         )
+
+    def _remarks(self) -> list[str]:
+        """What was decided about the file, in words."""
+        known = self.unit_reason or "no times"
+        if self.unit:
+            known = f"arrivals {'as dates' if self.unit == 'date' else f'in {self.unit}'} ({known})"
+        blocks = [f"blocks of {self.block_tokens} tokens"] if self.block_tokens else []
+        return [known, *blocks, *self.notes]
 
     def _repr_html_(self) -> str:
         rows = {
@@ -80,6 +112,7 @@ class ReadReport:
             **{f"dropped: {reason}": f"{rows:,}" for reason, rows in self.dropped.items()},
             "out of order": f"{self.out_of_order:,}",
             "classes": ", ".join(self.classes[:8]) + (", ..." if len(self.classes) > 8 else ""),
+            "decided": "; ".join(self._remarks()),
         }
         body = "".join(
             f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in rows.items()
@@ -118,6 +151,7 @@ def read_trace(
     format: str = "auto",
     *,
     unit: str | None = None,
+    day_first: bool | None = None,
     invalid: str = "raise",
     token_counter: Callable[[str], int] | None = None,
     progress: bool = False,
@@ -129,14 +163,16 @@ def read_trace(
     ----------
     path : a CSV, JSON lines, JSON or Parquet file; text may be packed with gzip or zstd.
     format : ``"auto"`` recognises the file by its content; else a key of ``FORMATS``.
-    unit : of arrivals that are numbers, ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``; by default the format's.
+    unit : of arrivals that are numbers, ``"s"``, ``"ms"``, ``"us"`` or ``"ns"``; by default it is decided
+        from the column's name, the size of epochs, the rate that it means and the size of prefix blocks.
+    day_first : whether 05/06/2023 is in June; by default as a day above 12 tells.
     invalid : ``"raise"`` refuses a file with a bad value and names its row; ``"drop"`` drops such
         rows and counts them. Requests with 0 output tokens are failures: dropped and counted in both.
     token_counter : text -> tokens, for ShareGPT; by default `mistral_token_counter()`.
     progress : show the rows read so far on stderr.
     **columns : the file's columns for ``arrival_s``, ``input_tokens``, ``output_tokens``, ``class_``
-        (one or several) and ``prefix_blocks``. For a known format they replace single columns of
-        its mapping. ``arrival_s=None`` reads a file without times.
+        (one or several) and ``prefix_blocks``; paths with dots for nested members. For a known format they
+        replace single columns of its mapping. ``arrival_s=None`` reads a file without times.
 
     Returns
     -------
@@ -148,18 +184,28 @@ def read_trace(
     ------
     TraceError
         For a wrong, empty, damaged or truncated file, a missing column, a count that is negative,
-        fractional or no number, and dates with and without a zone in one file.
+        fractional or no number, dates with and without a zone in one file, times whose unit or order of
+        day and month stays in doubt, and a file of which no request is left.
 
     Examples
     --------
     >>> read_trace("log.csv", arrival_s="ts", input_tokens="prompt", output_tokens="gen")  # doctest: +SKIP
     """
     scan = _Scan(
-        path, format, unit=unit, invalid=invalid, token_counter=token_counter, progress=progress, **columns
+        path,
+        format,
+        unit=unit,
+        day_first=day_first,
+        invalid=invalid,
+        token_counter=token_counter,
+        progress=progress,
+        **columns,
     )
     table = _Table()
     for chunk in scan.chunks():
         table.append(chunk)
+    if not scan.report.rows_kept:
+        raise TraceError(f"{scan.path.name}: no requests are left; {scan.report!r}")
     return Trace(table.frame(scan.report.classes), scan.report)
 
 
@@ -267,6 +313,7 @@ class _Scan:
         format: str = "auto",
         *,
         unit: str | None = None,
+        day_first: bool | None = None,
         invalid: str = "raise",
         token_counter: Callable[[str], int] | None = None,
         progress: bool = False,
@@ -293,27 +340,40 @@ class _Scan:
         self.path = Path(path)
         self.origin_s = 0.0
         self._head = Head.of(self.path)
-        layout = self._head.recognise(mapping) if format == "auto" else FORMATS[format]
+        layout = (
+            self._head.recognise(mapping)
+            if format == "auto"
+            else FORMATS[format].fitted(self._head.columns(), mapping) or FORMATS[format].first()
+        )
         if layout.name == "sharegpt" and mapping:
             raise TypeError(f"{next(iter(columns))}: a ShareGPT file has no columns")
-        if layout.generic and "class" not in mapping and "class" in self._head.columns():
-            mapping["class"] = "class"
-        self.layout = layout.mapped(mapping, unit)
+        self.layout = layout.mapped(mapping)
         self._head.check(self.layout)
+        self._unit, self._day_first = unit, day_first
         self._drop_bad = invalid == "drop"
         self._token_counter = token_counter
         self._progress = progress
+        self._named = columns
+        self._notes: dict[str, None] = {}
+        if layout.name == "headerless":
+            self._note("no header: the columns are taken as arrival, input and output tokens")
+
+    def _note(self, text: str) -> None:
+        self._notes[text] = None
 
     def chunks(self) -> Iterator[Chunk]:
         """The checked rows as NumPy arrays; codes are positions in the report's classes."""
         name = self.path.name
-        cleaner = Cleaner(name, self.layout, self._drop_bad)
+        authority = "" if self.layout.zone is None else f"files of format {self.layout.name!r}"
+        comma = self._head.container == "csv" and self._head.dialect.separator == ";"
+        clock = Clock(self.layout.zone, self._day_first, comma, authority)
+        cleaner = Cleaner(name, self.layout, self._drop_bad, clock, self._unit)
         rows = raw_rows(
-            self.path,
+            self._head,
             self.layout,
-            self._head.compression,
             self._drop_bad,
             lambda: self._token_counter or mistral_token_counter(),
+            self._note,
         )
         bar = tqdm(desc=name, unit=" rows", unit_scale=True, disable=not self._progress)
         try:
@@ -323,6 +383,13 @@ class _Scan:
                 self.origin_s = cleaner.origin_s
                 if chunk.arrival.size:
                     yield chunk
+        except Doubt as doubt:
+            settled = {"unit": "s", "day_first": True, "arrival_s": None}[doubt.option]
+            call = self._head.call(**{**self._named, doubt.option: settled})
+            choices = {"unit": "; say which (s, ms, us or ns)", "day_first": "; say which"}
+            raise TraceError(
+                f"{name}: {doubt}{choices.get(doubt.option, '; without times')}: {call}"
+            ) from None
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             raise TraceError(f"{name} after row {cleaner.rows_read}: {plain_reason(error)}") from error
         finally:
@@ -337,6 +404,10 @@ class _Scan:
             dict(sorted(cleaner.dropped.items())),
             cleaner.out_of_order,
             tuple(cleaner.classes),
+            cleaner.unit,
+            cleaner.reason,
+            cleaner.block_tokens,
+            tuple(self._notes),
         )
 
 

@@ -108,13 +108,13 @@ def decide_unit(
     whole = bool((times == np.floor(times)).all())
     unit = _by_rate(rate, times, whole, documented, block)
     if unit is None:
-        each = ", ".join(f"{rate[u]:.3g} in {u}" for u in UNITS if _within(rate[u], _CONCEIVABLE))
+        each = ", ".join(f"{rate[u]:,.3g} in {u}" for u in UNITS if _within(rate[u], _CONCEIVABLE))
         raise Doubt(
-            f"in doubt which unit {column!r} is in: {times.size:,} arrivals from {low:.15g} to {high:.15g}, which "
-            f"is, in requests per second, {each or 'beyond reason in every unit'}",
+            f"in doubt which unit {column!r} is in: {times.size:,} arrivals from {low:.15g} to {high:.15g}; "
+            f"requests per second: {each or 'beyond reason in every unit'}",
             "unit",
         )
-    why = f"{rate[unit]:.3g} requests/s"
+    why = f"{rate[unit]:,.3g} requests/s"
     if unit == documented:
         why = f"as this format is documented; {why}"
     elif block == _BAILIAN_BLOCK and unit == "s":
@@ -123,7 +123,9 @@ def decide_unit(
 
 
 def _suffix(words: str) -> str:
-    return rf"(?i:[_\-.\s(\[](?:{words})[)\]]?$)|[a-z](?:{'|'.join(w.capitalize() for w in words.split('|'))})$"
+    return (
+        rf"(?i:[_\-.\s(\[](?:{words})[)\]]?$)|[a-z](?:{'|'.join(w.capitalize() for w in words.split('|'))})$"
+    )
 
 
 def _within(value: float, bounds: tuple[float, float]) -> bool:
@@ -150,7 +152,7 @@ def _by_rate(
     # Whole numbers of a fine clock: at a few requests a second their differences share no round factor.
     step = np.gcd.reduce(np.diff(np.unique(times)).astype(np.int64)) if whole else 0
     for unit in ("ms", "us", "ns"):
-        if whole and _within(rate[unit], _USUAL) and step * UNITS[unit] <= 1e-3:
+        if whole and _within(rate[unit], _USUAL) and step * UNITS[unit] < 0.01:
             return unit
     return None
 
@@ -166,9 +168,12 @@ def block_size(inputs: NDArray[np.int64], blocks: list[NDArray[np.int64]]) -> in
         return None
     ids, inputs = ids[used], inputs[used]
     sizes = [2**k for k in range(3, 13)]
-    share = [float(((-(-inputs // b) == ids) | (inputs // b == ids)).mean()) for b in sizes]
-    agreeing = [b for b, agreed in zip(sizes, share, strict=True) if agreed == max(share) and agreed >= 0.9]
-    return agreeing[0] if len(agreeing) == 1 else None
+    for last in (-(-inputs // np.array(sizes)[:, None]), inputs // np.array(sizes)[:, None]):  # with, without
+        share = (last == ids).mean(axis=1)  # a partly filled last block
+        if share.max() >= 0.9:
+            agreeing = np.flatnonzero(share == share.max())
+            return sizes[agreeing[0]] if agreeing.size == 1 else None
+    return None
 
 
 # ---- numbers --------------------------------------------------------------------------------------
@@ -236,7 +241,11 @@ class Clock:
     """
 
     def __init__(
-        self, zone: bool | None = None, day_first: bool | None = None, comma: bool = False, authority: str = ""
+        self,
+        zone: bool | None = None,
+        day_first: bool | None = None,
+        comma: bool = False,
+        authority: str = "",
     ) -> None:
         self.style: str | None = None
         self._zone: bool | str | None = zone
@@ -304,12 +313,19 @@ class Clock:
         if zones is not None:
             for zone in zones.dictionary.to_pylist():
                 if _zone_of(zone or "") != self._zone:
-                    has = f"has the zone {zone}" if zone else "has no zone"
-                    for i in np.flatnonzero(pc.equal(zones.dictionary_decode(), zone).to_numpy(False)).tolist():
+                    has = (
+                        "has no zone"
+                        if not zone
+                        else "has a zone"
+                        if _zone_of(zone) is True
+                        else f"has the zone {zone}"
+                    )
+                    expected = f"expected {self._expected()}, as elsewhere in {self._authority}"
+                    for i in np.flatnonzero(
+                        pc.equal(zones.dictionary_decode(), zone).to_numpy(False)
+                    ).tolist():
                         found = (array[i].as_py() or "").strip()[:40]
-                        bad.setdefault(
-                            i, f"is {found!r}, which {has}; expected {self._expected()}, as elsewhere in {self._authority}"
-                        )
+                        bad.setdefault(i, f"is {found!r}, which {has}; {expected}")
         if self.style == "time of day":
             self._one_day(stamps[right])
         return _within_range(stamps, bad, array)
@@ -325,7 +341,9 @@ class Clock:
         """Times of day must not pass midnight: which day they are of is not in the file."""
         known = stamps if self._last_ns is None else np.concatenate([[self._last_ns], stamps])
         if (np.diff(known) < -_DAY_NS // 2).any():
-            raise Doubt("times of day that pass midnight, and no dates; expected dates, or a day a file", "arrival_s")
+            raise Doubt(
+                "times of day that pass midnight, and no dates; expected dates, or a day a file", "arrival_s"
+            )
         self._last_ns = int(known[-1]) if known.size else None
 
 
