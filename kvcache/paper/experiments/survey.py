@@ -57,7 +57,10 @@ def formats_table() -> pd.DataFrame:
     """The formats that `read_trace` knows: name, what they are, and the columns read for each tidy one."""
     rows = []
     for form in FORMATS.values():
-        columns = {tidy: s if isinstance(s, str) else " / ".join(s) for tidy, s in form.columns.items()}
+        columns = {
+            tidy: s.rstrip("|").replace("|", " or ") if isinstance(s, str) else " / ".join(s)
+            for tidy, s in form.columns.items()
+        }
         rows.append({"format": form.name, "about": form.about, **columns})
     return pd.DataFrame(rows).fillna("")
 

@@ -441,7 +441,7 @@ def test_builds_are_the_same_bytes(project):
 def test_command(project, capsys, monkeypatch):
     (project / "raw" / "full.csv").write_text(FULL)
     (project / "raw" / "chain.jsonl").write_text("{\n")
-    (project / "raw" / "share.json").write_text("[]")
+    (project / "raw" / "share.json").write_text('[{"conversations": []}]')
     monkeypatch.setitem(__import__("sys").modules, "sentencepiece", None)
     assert main(["build", "--raw", str(project / "raw")]) == 1
     out, err = capsys.readouterr()

@@ -25,6 +25,7 @@ def test_formats():
     table = survey.formats_table().set_index("format")
     assert table.loc["burstgpt", "class"] == "Model / Log Type"
     assert table.loc["mooncake", "prefix_blocks"] == "hash_ids"
+    assert table.loc["openai", "output_tokens"].startswith("usage.completion_tokens or ")
     assert table.loc["sharegpt", "output_tokens"] == ""
 
 
