@@ -46,7 +46,7 @@ BENCHES := $(sort $(wildcard tests/bench_*.py))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup data digests notebooks reproduce test bench lab lint clean readme report embed lock kernels $(NAMES)
+.PHONY: help setup data digests notebooks reproduce test bench rivals lab lint clean readme report embed lock kernels $(NAMES)
 
 help: ## this list
 	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [JOBS=n] [VENV=folder] [PYTHON=interpreter]"
@@ -120,6 +120,9 @@ test: $(READY) ## unit tests, then the committed notebooks against their marked 
 
 bench: $(READY) ## measured ratios: closed forms against solvers, readers against their targets
 	$(PY) -m pytest -s $(BENCHES)
+
+rivals: $(READY) ## plans beside aiconfigurator's, replayed by aisimulate: RIVALS=folder with both commands
+	RIVALS="$(RIVALS)" $(PY) -m pytest -q -s tests/bench_rivals.py
 
 lab: $(READY) ## JupyterLab on the notebooks
 	$(PY) -m jupyter lab --notebook-dir=notebooks

@@ -41,8 +41,8 @@ class Workload:
 
     Attributes
     ----------
-    requests : DataFrame by arrival: ``arrival_s``, ``input_tokens``, ``output_tokens``, ``class`` (code, a
-        position in ``names``) and ``cached_tokens`` (prompt tokens that a prefix cache would hold).
+    requests : DataFrame by arrival: ``arrival_s``, ``output_tokens``, ``class`` (code, a position in
+        ``names``), ``cached_tokens`` (prompt tokens found in a prefix cache) and ``input_tokens``, the rest.
     names : (I,) labels.
     found : how the classes were told apart, in words, with what a router has to know.
     rules : (I,) what a router checks: a value of the class column, an expression, or a band of prompts.
@@ -97,7 +97,7 @@ class Workload:
     @cached_property
     def longest(self) -> NDArray[np.int64]:
         """(I,) tokens of the longest request of each class, of both halves."""
-        total = self.requests["input_tokens"].to_numpy() + self.requests["output_tokens"].to_numpy()
+        total = self.requests[["input_tokens", "cached_tokens", "output_tokens"]].to_numpy().sum(axis=1)
         found = np.zeros(len(self.names), dtype=np.int64)
         np.maximum.at(found, self.requests["class"].to_numpy(), total)
         return found
@@ -234,7 +234,10 @@ def workload(
         raise ValueError(f"percentile is {percentile}; expected within (0, 100]")
     classify, names, tests, found = _classes(table, rules, classes)
     codes = classify(table)
-    table = table.assign(**{"class": codes, "cached_tokens": _cached(table, prefix_block, prefix_pool)})
+    cached = _cached(table, prefix_block, prefix_pool)
+    table = table.assign(
+        **{"class": codes, "cached_tokens": cached, "input_tokens": table["input_tokens"] - cached}
+    )
     table = table[[*COLUMNS, "class", "cached_tokens"]]
     if len(table) < FEW:
         notes += (

@@ -40,7 +40,7 @@ from kvcache.planner.program import (
     solve,
 )
 from kvcache.requests import Workload, workload
-from kvcache.traces import Trace
+from kvcache.traces import Trace, read_trace
 
 __all__ = ["Plan", "PlanError", "plan"]
 
@@ -305,18 +305,28 @@ def plan(
     )  # fmt: skip
     say = progress or (lambda _: None)
     say("reading requests")
-    if not isinstance(requests, Workload):
-        requests = workload(
-            requests,
-            rules=rules,
-            classes=classes,
-            rate=rate,
-            percentile=percentile,
-            window_s=window_s,
-            prefix_block=prefix_block,
-        )
+    asked = {
+        "rules": rules,
+        "classes": classes,
+        "rate": rate,
+        "percentile": percentile,
+        "window_s": window_s,
+        "prefix_block": prefix_block,
+    }
+    if isinstance(requests, (str, PathLike)):
+        requests = read_trace(requests)
+    load = requests if isinstance(requests, Workload) else workload(requests, **asked)
     say("step times of the configurations")
-    planner = Planner(options, requests)
+    planner = Planner(options, load)
+    table = requests.requests if isinstance(requests, Trace) else requests
+    if not isinstance(requests, Workload) and "prefix_blocks" in table:
+        least = min(serving.kv_tokens for serving in planner.servings)
+        planner = Planner(options, workload(requests, prefix_pool=PREFIX_SHARE * least, **asked))
+        found = planner.workload.cached @ planner.workload.rates / planner.workload.rate
+        planner.notes.append(
+            f"{found:,.0f} prompt tokens a request are found in the prefix cache ({PREFIX_SHARE:.0%} "
+            "of a pool): the router must send requests with the same beginning to the same group"
+        )
     planner.refuse()
     say("the program")
     return planner.plan(say, judge, started)
@@ -489,62 +499,52 @@ class Planner:
             most = rates * (rows.most(rates)[0] * (1 - 1e-9))
             fewer = groups is not None and rates.sum() < groups * most.sum()
             point = operating_point(demands, rates / groups if fewer else most, column.step)
-            column = replace(column, step=self._step_at(kind, point, demands))
+            law = JointLengths.mix([m for m, yes in zip(self.lengths, allowed, strict=True) if yes], rates)
+            column = replace(column, step=self._step_at(kind, point, law))
             if column.step.t0 >= column.tpot:
                 return kind
-            law = JointLengths.mix([m for m, yes in zip(self.lengths, allowed, strict=True) if yes], rates)
             spare = headroom(law, column.pool, column.step)
             fluctuation = NormalDist().inv_cdf(self.options.share) * point.deviation
             free = min(spare + fluctuation, 0.9 * column.pool)
             kind = replace(kind, column=column, headroom=float(spare), free=float(free))
         return kind
 
-    def _step_at(self, kind: Kind, point: OperatingPoint, demands: list[Demand]) -> StepCost:
+    def _step_at(self, kind: Kind, point: OperatingPoint, law: JointLengths) -> StepCost:
         """The linear cost nearest to the measured steps in the iterations that a group will make.
 
-        Iterations are drawn around the operating point, at 0.4 to 1.1 of its load: Poisson numbers of
-        running requests, and of prompts as whole chunks, since most iterations have none.
+        Drawn are Poisson numbers of running requests and of prompts as whole chunks: most iterations have
+        none.
         """
         table = kind.serving.table
         from scipy.optimize import nnls  # here, because a plan alone needs it
 
-        draws = self._iterations(kind, point, demands, spread=True)
+        draws = self._iterations(kind, point, law)
         design = np.stack([np.ones(ITERATIONS), *draws], axis=1)
         units = np.maximum(design.max(axis=0), 1e-9)
         fitted = nnls(design / units, table.seconds(*draws))[0] / units
         return StepCost(max(float(fitted[0]), 1e-6), *(float(f) for f in fitted[1:]))
 
     def _iterations(
-        self, kind: Kind, point: OperatingPoint, demands: list[Demand], spread: bool = False
+        self, kind: Kind, point: OperatingPoint, law: JointLengths
     ) -> tuple[Floats, Floats, Floats]:
-        """Running requests, tokens held and prompt tokens of iterations drawn around an operating point.
+        """Running requests, tokens held and prompt tokens of iterations around an operating point.
 
-        ``spread`` draws at 0.6 to 1.15 of its load and contexts 0.8 to 1.2 of its own, to fit slopes.
+        At 0.6 to 1.15 of its load, and contexts of 0.8 to 1.2 of its own, so that slopes can be told apart.
         """
         rng = np.random.default_rng(self.options.seed)
-        scale = rng.uniform(0.6, 1.15, ITERATIONS) if spread else 1.0
-        running = rng.poisson(max(point.running, 0.5) * scale, ITERATIONS)
-        context = point.cached / max(point.running, 1e-9)
-        held = running * context * (rng.uniform(0.8, 1.2, ITERATIONS) if spread else 1.0)
-        mean = sum(d.prompt for d in demands) / len(demands)
-        if mean == 0:
+        scale = rng.uniform(0.6, 1.15, ITERATIONS)
+        running = rng.poisson(max(point.running, 0.5) * scale)
+        held = running * (point.cached / max(point.running, 1e-9)) * rng.uniform(0.8, 1.2, ITERATIONS)
+        if point.prefill == 0:
             return running, held, np.zeros(ITERATIONS)
-        inputs = rng.choice(self._prompts, (ITERATIONS, 8), p=self._prompt_shares)
-        arrived = np.minimum(rng.poisson(point.prefill / self._mix.mean_input * scale, ITERATIONS), 8)
-        prompts = np.where(np.arange(8) < arrived[:, None], inputs, 0.0).sum(axis=1)
-        return running, held, np.minimum(prompts, kind.column.max_batched)
+        prompts = law.input_lengths.sample(rng, 8 * ITERATIONS).reshape(ITERATIONS, 8)
+        arrived = np.minimum(rng.poisson(point.prefill / law.mean_input * scale), 8)
+        chunks = np.where(np.arange(8) < arrived[:, None], prompts, 0).sum(axis=1)
+        return running, held, np.minimum(chunks, kind.column.max_batched)
 
     @cached_property
     def _mix(self) -> JointLengths:
         return JointLengths.mix(self.lengths, self.traffic.rates)
-
-    @property
-    def _prompts(self) -> NDArray[np.int64]:
-        return self._mix.input_lengths.tokens
-
-    @property
-    def _prompt_shares(self) -> Floats:
-        return self._mix.input_lengths.probabilities
 
     # ---- refusals -----------------------------------------------------------------------------
 
@@ -711,7 +711,11 @@ class Planner:
         clock = perf_counter()
         if judge:
             draft = self._searched(draft, self.kinds, say)
-            if self.options.split is not False and self.options.engine == "vllm":
+            served = np.allclose(draft.allocation.admitted, self.traffic.rates)
+            wanted = self.options.split or (self.options.split is None and not served)
+            if self.options.objective == "cost":
+                wanted = self.options.split is not False
+            if wanted and self.options.engine == "vllm":
                 draft = self._split(draft, say)
         self.seconds |= {"program": spent, "replay": perf_counter() - clock}
         say("judging on the held-out half")
