@@ -319,7 +319,7 @@ def _by_column(names: tuple[str, ...]) -> Classifier:
     def classify(requests: pd.DataFrame) -> NDArray[np.int64]:
         if "class" not in requests:
             raise ValueError(f"requests: no column 'class'; expected the classes {list(names)} there")
-        codes = pd.Categorical(requests["class"].astype(str), categories=names).codes
+        codes = pd.Index(names).get_indexer(requests["class"].astype(str))
         if np.any(codes < 0):
             row = int(np.argmax(codes < 0))
             raise ValueError(f"requests: row {row}: class {requests['class'].iloc[row]!r}; known are {names}")

@@ -5,8 +5,8 @@ BurstGPT's first week. Run with ``make rivals RIVALS=folder``, the ``bin`` folde
 ``aiconfigurator==0.12.0`` and ``aisimulate==0.13.0.dev202610270000000085``; without one it is skipped.
 
 aisimulate's own step times differ from the planner's: it adds a prompt's prefill to the decoding step,
-each with the reading of all weights, where the planner's table reads them once. So its steps are measured first, as
-an operator would measure an engine, and given to the plan (``steps=``).
+each with the reading of all weights, where the planner's table reads them once. So its steps are measured
+first, as an operator would measure an engine, and given to the plan (``steps=``).
 """
 
 import csv
