@@ -75,6 +75,41 @@ def test_latencies_as_in_a_simulated_engine():
     assert np.quantile(ttft, 0.99) == pytest.approx(np.quantile(first, 0.99), rel=0.25)
 
 
+def test_room_for_one_more_prompt_as_drawn():
+    pool, n = 8_000, 9
+    found = occupancy(LENGTHS, 0.2, COST, pool)
+    rng = np.random.default_rng(5)
+    # Seen at a random iteration: pairs in proportion to their outputs, at a uniform age.
+    at = rng.choice(
+        LENGTHS.weights.size,
+        (20_000, n),
+        p=LENGTHS.weights * LENGTHS.outputs / LENGTHS.total / LENGTHS.mean_output,
+    )
+    held = LENGTHS.inputs[at] + rng.random(at.shape) * LENGTHS.outputs[at] + 8
+    new = LENGTHS.sample(rng, 20_000)[0]
+    assert found.short[n] == pytest.approx(np.mean(held.sum(axis=1) + new > pool), abs=0.02)
+    assert 0.1 < found.short[n] < 0.9
+
+
+def test_prompts_computed_all_at_once_widen_the_number_of_requests():
+    lengths = JointLengths.from_samples(DRAW.integers(200, 6_000, 4_000), DRAW.integers(20, 120, 4_000))
+    rate = 0.75 / Demand.of(lengths).seconds(COST)
+    inputs, outputs = lengths.sample(np.random.default_rng(6), 30_000)
+    arrivals = np.cumsum(np.random.default_rng(7).exponential(1 / rate, 30_000))
+    requests = pd.DataFrame({"arrival_s": arrivals, "input_tokens": inputs, "output_tokens": outputs})
+    line = simulate(requests, pool=10**7, step_cost=COST, max_running=2_000).timeline
+    seconds = np.diff(line["time_s"], append=line["time_s"].iloc[-1])
+    n = line["running"] + line["waiting"]
+    mean = np.average(n, weights=seconds)
+    variance = np.average((n - mean) ** 2, weights=seconds)
+    found = occupancy(lengths, rate, COST, 10**7)
+    states = np.arange(found.probability.size)
+    predicted = found.probability @ states**2 - (found.probability @ states) ** 2
+    plain = Demand.of(lengths).seconds(COST) / lengths.mean_output
+    assert predicted == pytest.approx(variance, rel=0.3)
+    assert nbinom(COST.t0 / plain + 1, 0.25).var() < 0.6 * variance, "the two must be told apart"
+
+
 def test_rates_beyond_saturation_have_no_stationary_state():
     with pytest.raises(ValueError, match="the saturated throughput"):
         occupancy(LENGTHS, 100.0, COST, 20_000)

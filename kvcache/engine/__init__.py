@@ -8,6 +8,7 @@ from kvcache.engine.joint import JointLengths
 from kvcache.engine.operating import Demand, capacity_rows, operating_point, saturation
 from kvcache.engine.simulation import Simulation, simulate
 from kvcache.engine.steps import StepCost, StepTable
+from kvcache.engine.waiting import sample_latencies, waiting_share
 
 __all__ = [
     "BurstRule",
@@ -26,8 +27,10 @@ __all__ = [
     "lundberg_exponent",
     "operating_point",
     "preemptions_per_request",
+    "sample_latencies",
     "saturation",
     "simulate",
     "simulate_groups",
+    "waiting_share",
     "watermark",
 ]
