@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["PrefixStats", "prefix_stats"]
+if TYPE_CHECKING:
+    from kvcache.traces import Trace
+
+__all__ = ["PrefixStats", "cached_tokens", "prefix_hits", "prefix_stats"]
 
 _CACHE_BLOCKS = tuple(2**k for k in range(8, 19))
 
@@ -118,6 +122,74 @@ def prefix_stats(
         by_cache,
     )
     return stats, leading
+
+
+def cached_tokens(
+    requests: Trace | pd.DataFrame,
+    capacity_tokens: float | None,
+    *,
+    block_tokens: int | None = None,
+    engine_block: int = 16,
+) -> NDArray[np.int64]:
+    """Prompt tokens of each request that an engine's prefix cache would hold on its arrival.
+
+    The engine finds whole blocks of its own and computes at least the last token of a prompt. Only prompts
+    are known by ids, so what a later turn finds of an earlier answer is in its own ids or not counted.
+
+    Parameters
+    ----------
+    requests : a trace or its table, in order of arrival, with ``input_tokens`` and ``prefix_blocks``.
+    capacity_tokens : what the cache may hold, least recently used blocks going first; None: all of it.
+    block_tokens : tokens of a block in ``prefix_blocks``; by default what the trace's report says.
+    engine_block : tokens of the engine's own blocks.
+
+    Returns
+    -------
+    (n,) int64
+
+    Raises
+    ------
+    ValueError
+        Without ``prefix_blocks``, or where nothing tells the size of a block.
+    """
+    table = requests if isinstance(requests, pd.DataFrame) else requests.requests
+    if block_tokens is None:
+        block_tokens = None if isinstance(requests, pd.DataFrame) else requests.report.block_tokens
+    if "prefix_blocks" not in table:
+        raise ValueError("requests: no prefix_blocks; expected block ids per request")
+    if block_tokens is None:
+        raise ValueError("block_tokens: not known from the trace; expected a number, such as 16 or 512")
+    lengths = table["input_tokens"].to_numpy(np.int64)
+    chains = [np.asarray(ids, np.int64).tolist() for ids in table["prefix_blocks"]]
+    capacity = None if capacity_tokens is None else int(capacity_tokens // block_tokens)
+    found = _cached_tokens(chains, lengths, block_tokens, capacity)
+    return np.minimum(found, np.maximum(lengths - 1, 0)) // engine_block * engine_block
+
+
+def prefix_hits(
+    requests: Trace | pd.DataFrame, capacity_tokens: float | None, **options: Any
+) -> pd.DataFrame:
+    """Mean prompt tokens found in a prefix cache by class of request, the h_i of MODEL 9.2.
+
+    Parameters are those of `cached_tokens`. The cache is shared by all classes, in order of arrival.
+
+    Returns
+    -------
+    DataFrame, one row per ``class``: ``requests``, ``input_tokens`` (mean), ``cached_tokens`` (mean, h_i).
+    """
+    table = requests if isinstance(requests, pd.DataFrame) else requests.requests
+    found = pd.DataFrame(
+        {
+            "class": table["class"].to_numpy() if "class" in table else "all",
+            "input_tokens": table["input_tokens"].to_numpy(),
+            "cached_tokens": cached_tokens(requests, capacity_tokens, **options),
+        }
+    ).groupby("class", observed=True)
+    return (
+        found.mean()
+        .assign(requests=found.size())[["requests", "input_tokens", "cached_tokens"]]
+        .reset_index()
+    )
 
 
 def _cached_tokens(

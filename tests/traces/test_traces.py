@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import kvcache.traces.rows
 from kvcache import TraceError, read_trace, reduce_trace
+from kvcache.engine import JointLengths
 from kvcache.traces import FORMATS, ReadReport, Trace, _Scan, mistral_token_counter
 
 BURSTGPT_1 = """\
@@ -576,6 +577,44 @@ def test_reduced_counts_are_those_of_the_table(write, monkeypatch):
         report.dropped["after the period"]
         == ((table["arrival_s"] >= first + 2_000) & (table["output_tokens"] > 0)).sum()
     )
+
+
+@pytest.mark.parametrize("bucket", [0.0, 0.05, 0.5])
+def test_pairs_are_those_of_the_table(write, monkeypatch, bucket):
+    monkeypatch.setattr(kvcache.traces.rows, "_BLOCK_BYTES", 4096)
+    monkeypatch.setattr("kvcache.traces._ROWS_AT_ONCE", 700)
+    rng = np.random.default_rng(3)
+    n = 3_000
+    table = pd.DataFrame(
+        {
+            "arrival_s": np.arange(n) * 0.5,
+            "class": rng.choice(["a", "b"], n),
+            "input_tokens": rng.integers(0, 40, n),
+            "output_tokens": rng.integers(1, 2_000, n),
+        }
+    )
+    pairs, report = reduce_trace(write(table.to_csv(index=False)), window_s=500, joint=True, bucket=bucket)
+    assert report.rows_kept == n == pairs["requests"].sum()
+    assert pairs.columns.tolist() == ["class", "window", "input", "output", "requests"]
+    assert not pairs.duplicated(["class", "window", "input", "output"]).any()
+    if not bucket:
+        keys = [table["class"], (table["arrival_s"] // 500).astype(int).rename("window")]
+        expected = table.groupby([*keys, "input_tokens", "output_tokens"]).size().reset_index(name="requests")
+        expected.columns = pairs.columns
+        pd.testing.assert_frame_equal(pairs, expected, check_dtype=False)
+    for (name, window), part in pairs.groupby(["class", "window"]):
+        own = table[(table["class"] == name) & (table["arrival_s"] // 500 == window)]
+        for field, column in (("input", "input_tokens"), ("output", "output_tokens")):
+            mean = np.average(part[field], weights=part["requests"])
+            assert mean == pytest.approx(own[column].mean(), abs=0.5 if bucket else 1e-9)
+            assert part[field].between(own[column].min(), own[column].max()).all()
+        law = JointLengths.from_counts(part["input"], part["output"], part["requests"])
+        if bucket:  # the same buckets as those of the law itself
+            exact = JointLengths.from_samples(own["input_tokens"], own["output_tokens"]).bucketed(bucket)
+            assert law.inputs.tolist() == exact.inputs.tolist()
+            assert law.weights.tolist() == exact.weights.tolist()
+    with pytest.raises(ValueError, match="bucket: 1; expected a width"):
+        reduce_trace(write("x"), bucket=1)
 
 
 def test_windows_of_dates_align_to_midnight(write):
