@@ -3,27 +3,27 @@
 ``python -m kvcache.paper.digests.download --raw DIR`` fetches the files of ``data/sources.toml``
 that digests are made from. Size and sha256 are checked against that file; where it knows none they are
 recorded in ``data/checksums.toml`` on the first download and checked from then on.
+
+pooch keeps the files and verifies them; what it lacks is resuming, the one thing that is written here.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
-import http.client
 import json
 import shutil
-import socket
 import sys
 import time
 import tomllib
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pooch
+import requests
 from tqdm import tqdm
+from urllib3.exceptions import HTTPError, NameResolutionError, ReadTimeoutError
 
 from kvcache.files import atomic_path
 from kvcache.paper.digests.sources import RawFile, Sources, load_sources
@@ -100,27 +100,46 @@ def download(file: RawFile, folder: str | Path, transfer: Transfer = Transfer())
     DownloadError
         If no address gives the file whole and right.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file.name
+    path = Path(folder) / file.name
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file():
-        problem, digest = _verify(path, file)
+        problem = _wrong(path, file)
         if problem is None:
-            return path, digest
+            return path, pooch.file_hash(str(path))
         _say(transfer, f"{file.name}: the file there is damaged ({problem}); downloading it again")
+        path.unlink()
     if not file.url:
         raise DownloadError(f"{file.name}: no address to download it from")
+    pooch.get_logger().setLevel("WARNING")  # the progress bar says it
     failures = []
     for url in file.url:
         try:
-            partial, digest = _fetch_and_verify(file, url, folder, transfer)
+            for last in (False, True):
+                try:
+                    return path, _retrieve(file, url, path, transfer)
+                except ValueError as error:  # what came is not the file: once more, from scratch
+                    if last:
+                        raise DownloadError(f"{error} (twice)") from error
+                    _say(transfer, f"{file.name}: {error}")
         except DownloadError as error:
             failures.append(f"{url}: {error}")
-            continue
-        partial.replace(path)
-        _notes(partial).unlink(missing_ok=True)
-        return path, digest
     raise DownloadError(f"{file.name}: " + "; ".join(failures))
+
+
+def _retrieve(file: RawFile, url: str, path: Path, transfer: Transfer) -> str:
+    """The sha256 of what pooch has fetched and put in place; ValueError where that is not the file."""
+
+    def fetch(url: str, target: str, _pooch: Any) -> None:
+        partial = _fetch(file, url, path.parent, transfer)
+        _notes(partial).unlink(missing_ok=True)
+        partial.replace(target)
+        problem = _wrong(Path(target), file) or (None if file.sha256 else _no_trace(Path(target)))
+        if problem:
+            raise ValueError(problem)
+
+    known = file.sha256 and f"sha256:{file.sha256}"
+    pooch.retrieve(url, known, fname=path.name, path=path.parent, downloader=fetch)
+    return pooch.file_hash(str(path))
 
 
 def _say(transfer: Transfer, message: str) -> None:
@@ -128,38 +147,19 @@ def _say(transfer: Transfer, message: str) -> None:
         print(message, file=sys.stderr)
 
 
-def _verify(path: Path, file: RawFile) -> tuple[str | None, str]:
-    """What is wrong with a complete file, None if nothing, and its sha256."""
+def _wrong(path: Path, file: RawFile) -> str | None:
+    """What is wrong with a complete file, None if nothing."""
     size = path.stat().st_size
     if file.bytes is not None and size != file.bytes:
-        return f"{size:,} bytes; expected {file.bytes:,}", ""
-    with path.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    if file.sha256 is not None and digest != file.sha256:
-        return f"sha256 is {digest}; expected {file.sha256}", digest
-    return None, digest
+        return f"{size:,} bytes; expected {file.bytes:,}"
+    digest = pooch.file_hash(str(path)) if file.sha256 else None
+    return None if digest == file.sha256 else f"sha256 is {digest}; expected {file.sha256}"
 
 
-def _fetch_and_verify(file: RawFile, url: str, folder: Path, transfer: Transfer) -> tuple[Path, str]:
-    """The complete partial file and its sha256; one that came damaged is fetched once more from scratch."""
-    problem = None
-    for _ in range(2):
-        partial = _fetch(file, url, folder, transfer)
-        problem, digest = _verify(partial, file)
-        if problem is None and file.sha256 is None:
-            problem = _no_trace(partial)
-        if problem is None:
-            return partial, digest
-        partial.unlink()
-        _notes(partial).unlink(missing_ok=True)
-        _say(transfer, f"{file.name}: {problem}")
-    raise DownloadError(f"{problem} (twice)")
-
-
-def _no_trace(partial: Path) -> str | None:
+def _no_trace(path: Path) -> str | None:
     """Why an unverified file cannot be a trace (such as a page that asks for a login), None if it can."""
     try:
-        Head.of(partial).recognise({})
+        Head.of(path).recognise({})
     except TraceError as error:
         return f"what came is no trace: {error}"
     return None
@@ -171,15 +171,14 @@ def _no_trace(partial: Path) -> str | None:
 def _fetch(file: RawFile, url: str, folder: Path, transfer: Transfer) -> Path:
     """Bring the partial file to its full length, in as many attempts as make progress."""
     partial = folder / f".{file.name}.part"
-    left = transfer.attempts
-    wait = transfer.backoff_s
+    left, wait = transfer.attempts, transfer.backoff_s
     while True:
-        before = partial.stat().st_size if partial.exists() else 0
+        before = _size(partial)
         try:
             _attempt(file, url, partial, transfer)
             return partial
         except _Retry as failure:
-            after = partial.stat().st_size if partial.exists() else 0
+            after = _size(partial)
             if after > before:
                 left, wait = transfer.attempts, transfer.backoff_s
             left -= 1
@@ -197,74 +196,57 @@ def _attempt(file: RawFile, url: str, partial: Path, transfer: Transfer) -> None
         return
     headers = dict(_HEADERS)
     if have:
-        headers["Range"] = f"bytes={have}-"
         validator = _read_notes(partial).get("validator")
-        if validator:
-            headers["If-Range"] = validator
+        headers |= {"Range": f"bytes={have}-"} | ({"If-Range": validator} if validator else {})
     try:
-        with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=transfer.timeout_s
-        ) as response:
-            if response.status == 206 and _range_start(response) != have:
-                partial.unlink()
-                raise _Retry("the server sent another range than was asked for")
-            if response.status == 200:
-                have = 0  # the server knows no ranges, or has another file now: it sends the whole of it
-            total = _total(response, have)
-            if total is not None and file.bytes is not None and total != file.bytes:
-                raise DownloadError(f"the server has {total:,} bytes; expected {file.bytes:,}")
-            _check_space(partial, (total or file.bytes or have) - have)
-            _write_notes(partial, url, response)
-            _copy(response, partial, have, total, file.name, transfer)
-    except urllib.error.HTTPError as error:
-        if error.code == 416:
-            _settle_416(error, partial, have)
-        elif error.code in _PASSING_STATUS:
-            raise _Retry(f"HTTP {error.code} {error.reason}", _retry_after(error)) from error
-        else:
-            raise DownloadError(f"HTTP {error.code} {error.reason}") from error
-    except urllib.error.URLError as error:
-        if isinstance(error.reason, socket.gaierror):
+        with requests.get(url, headers=headers, stream=True, timeout=transfer.timeout_s) as response:
+            _receive(response, file, partial, have, transfer)
+    except requests.TooManyRedirects as error:
+        raise DownloadError(f"too many redirects ({error})") from error
+    except (requests.ConnectionError, requests.Timeout, HTTPError) as error:
+        cause = getattr(error.args[0], "reason", error.args[0]) if error.args else error
+        if isinstance(cause, NameResolutionError):
             raise DownloadError(
                 "the host's name is not found; is there a network? (the digests in data/digests need none)"
             ) from error
-        raise _Retry(f"no connection ({error.reason})") from error
-    except TimeoutError as error:
-        raise _Retry(f"nothing came for {transfer.timeout_s:g} s") from error
-    except (ConnectionError, http.client.HTTPException) as error:
-        raise _Retry(f"the connection broke ({type(error).__name__})") from error
+        if isinstance(error, requests.Timeout) or isinstance(cause, ReadTimeoutError):
+            raise _Retry(f"nothing came for {transfer.timeout_s:g} s") from error
+        raise _Retry(f"no connection ({cause})") from error
 
 
-def _resumable(file: RawFile, url: str, partial: Path) -> int:
-    """How many bytes of the partial file can be built upon; the file is removed if none."""
-    if not partial.exists():
-        return 0
-    have, notes = partial.stat().st_size, _read_notes(partial)
-    too_long = file.bytes is not None and have > file.bytes
-    # Without a checksum only the server's validator tells that the rest belongs to the same file.
-    untold = file.sha256 is None and not (notes.get("validator") and notes.get("url") == url)
-    if too_long or untold:
+def _receive(response: Any, file: RawFile, partial: Path, have: int, transfer: Transfer) -> None:
+    """Write what a response brings behind the ``have`` bytes of the partial file."""
+    start, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+    if response.status_code == 416:  # nothing beyond what we have: the whole file, or not the file at all
+        if not (whole.isdigit() and int(whole) == have):
+            partial.unlink(missing_ok=True)
+            raise _Retry("the server has fewer bytes than were kept")
+        return
+    if response.status_code >= 400:
+        problem = f"HTTP {response.status_code} {response.reason}"
+        if response.status_code in _PASSING_STATUS:
+            raise _Retry(problem, _retry_after(response))
+        raise DownloadError(problem)
+    if response.status_code == 206 and start.split("-")[0] != str(have):
         partial.unlink()
-        return 0
-    return have
-
-
-def _copy(response: Any, partial: Path, have: int, total: int | None, name: str, transfer: Transfer) -> None:
-    with (
-        partial.open("r+b" if have else "wb") as out,
-        tqdm(
-            desc=name,
-            initial=have,
-            total=total,
-            unit="B",
-            unit_scale=True,
-            unit_divisor=1000,
-            disable=not transfer.progress,
-            leave=True,
-        ) as bar,
-    ):
+        raise _Retry("the server sent another range than was asked for")
+    if response.status_code == 200:
+        have = 0  # the server knows no ranges, or has another file now: it sends the whole of it
+    length = response.headers.get("Content-Length", "")
+    total = int(whole) if whole.isdigit() else have + int(length) if length.isdigit() else None
+    if total is not None and file.bytes is not None and total != file.bytes:
+        raise DownloadError(f"the server has {total:,} bytes; expected {file.bytes:,}")
+    missing, free = (total or file.bytes or have) - have, shutil.disk_usage(partial.parent).free
+    if missing + _RESERVE_BYTES > free:
+        raise DownloadError(f"{missing:,} bytes are missing and only {free:,} are free in {partial.parent}")
+    _write_notes(partial, response)
+    bar = tqdm(
+        desc=file.name, initial=have, total=total, unit="B", unit_scale=True, disable=not transfer.progress
+    )
+    response.raw.enforce_content_length = False  # how much came is told below
+    with partial.open("r+b" if have else "wb") as out, bar:
         out.seek(have)
-        while block := response.read1(_BLOCK_BYTES):
+        while block := response.raw.read1(_BLOCK_BYTES):
             out.write(block)
             have += len(block)
             bar.update(len(block))
@@ -272,37 +254,25 @@ def _copy(response: Any, partial: Path, have: int, total: int | None, name: str,
         raise _Retry(f"the connection ended after {have:,} of {total:,} bytes")
 
 
-def _range_start(response: Any) -> int:
-    value = response.headers.get("Content-Range", "")
-    start = value.removeprefix("bytes ").split("-")[0]
-    return int(start) if start.isdigit() else -1
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
-def _total(response: Any, have: int) -> int | None:
-    whole = response.headers.get("Content-Range", "").rpartition("/")[2]
-    if whole.isdigit():
-        return int(whole)
-    length = response.headers.get("Content-Length", "")
-    return have + int(length) if length.isdigit() else None
-
-
-def _settle_416(error: urllib.error.HTTPError, partial: Path, have: int) -> None:
-    """The server has nothing beyond what we have: that is the whole file, or not the file at all."""
-    whole = error.headers.get("Content-Range", "").rpartition("/")[2]
-    if not (whole.isdigit() and int(whole) == have):
+def _resumable(file: RawFile, url: str, partial: Path) -> int:
+    """How many bytes of the partial file can be built upon; the file is removed if none."""
+    have, notes = _size(partial), _read_notes(partial)
+    too_long = file.bytes is not None and have > file.bytes
+    # Without a checksum only the server's validator tells that the rest belongs to the same file.
+    untold = file.sha256 is None and not (notes.get("validator") and notes.get("url") == url)
+    if too_long or untold:
         partial.unlink(missing_ok=True)
-        raise _Retry("the server has fewer bytes than were kept") from error
+        return 0
+    return have
 
 
-def _retry_after(error: urllib.error.HTTPError) -> float:
-    value = error.headers.get("Retry-After", "")
+def _retry_after(response: Any) -> float:
+    value = response.headers.get("Retry-After", "")
     return min(float(value), 300.0) if value.isdigit() else 0.0
-
-
-def _check_space(partial: Path, missing: int) -> None:
-    free = shutil.disk_usage(partial.parent).free
-    if missing + _RESERVE_BYTES > free:
-        raise DownloadError(f"{missing:,} bytes are missing and only {free:,} are free in {partial.parent}")
 
 
 def _notes(partial: Path) -> Path:
@@ -316,13 +286,14 @@ def _read_notes(partial: Path) -> dict[str, str]:
         return {}
 
 
-def _write_notes(partial: Path, url: str, response: Any) -> None:
+def _write_notes(partial: Path, response: Any) -> None:
     """Keep the strong validator of what is being downloaded (a weak one proves nothing)."""
     validator = response.headers.get("ETag", "")
     if not validator or validator.startswith("W/"):
         validator = response.headers.get("Last-Modified", "")
+    first = response.history[0] if response.history else response
     with atomic_path(_notes(partial)) as draft:
-        draft.write_text(json.dumps({"url": url, "validator": validator}))
+        draft.write_text(json.dumps({"url": first.request.url, "validator": validator}))
 
 
 # ---- checksums ------------------------------------------------------------------------------------
