@@ -51,6 +51,8 @@ RELIABLE = 2
 # Levels of each configuration at first, and how often those that matter are divided.
 LEVELS = 3
 DIVISIONS = 4
+# Programs get a unit of their own where the best cost is below this share of theirs.
+FAR = 1e-2
 # Parts of a proof beyond which it is not worth keeping.
 MOST_PARTS = 4000
 
@@ -139,8 +141,11 @@ class _Search:
 
     @property
     def cutoff(self) -> float:
-        """A box whose bound reaches this cannot hold a policy that is better by more than the gap."""
-        return self.value - 0.98 * self.gap * abs(self.value)
+        """A box whose bound reaches this cannot hold a policy that is better by more than the gap.
+
+        Or by more than floating point can tell.
+        """
+        return self.value - max(0.98 * self.gap * abs(self.value), 2 * self.data.margin)
 
     def offer(self, policy: Policy) -> None:
         if self.data.groups is not None and not np.array_equal(policy.groups, self.data.groups):
@@ -305,6 +310,17 @@ class _Search:
             # The whole search covers these boxes by its own.
             self.leaves = leaves
 
+    def rescale(self) -> bool:
+        """Where the best policy costs far less than their unit, go on with programs in units of its cost.
+
+        Their margin is a share of the unit: a gap below it would never close. Whether that was so.
+        """
+        far = self.value < FAR * 1e4 * self.data.scale
+        if far:
+            self.data = replace(self.data, unit=self.value)
+            self.models, self.whole = {}, None
+        return far
+
     # ---- branching ----------------------------------------------------------------------------
 
     def branches(self, box: Box, point: Point) -> list[Branch]:
@@ -437,6 +453,7 @@ class _Search:
                 if self.value > point.bound + self.gap * abs(self.value):
                     self.explore()
             edges = self.whole.refined()
+            self.rescale()
 
     def load(self, relaxation: Program, box: Box) -> None:
         """Load a box: sharp where its groups are fixed, quick to re-optimise where they are not."""
@@ -466,6 +483,7 @@ class _Search:
         """Open the root; or bound the parts of an earlier proof and open those that prove nothing now."""
         everything = Box.everything(*self.root.pu.shape)
         self.open = [_Node(0.0, 0, self.root.tightened(self.data), everything)]
+        self.rescale()
         if certificate is None or not certificate.fits(self.data):
             if self.node_limit > 0 and not self.open[0].box.fixed:
                 self.divide(self.open[0].box)
@@ -595,6 +613,8 @@ class _Search:
             self.try_groups(np.round(point.z))
         if self.value < before and not box.fixed and self.value > bound + self.gap * abs(self.value):
             self.explore()
+        if self.rescale():
+            return [replace(node, bound=bound, basis=None)]
         if whole and not box.fixed:
             boxes = [(child, bound) for child in self.around(box, np.round(point.z))]
         else:

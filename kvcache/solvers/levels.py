@@ -84,8 +84,8 @@ class Levels(Program):
         free = (data.high > data.low)[i]
         self.unit = np.maximum(data.high, 1.0)
         rates = problem.arrival_rates
-        self.scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
-        self.offset = costs.rejection * float(rates.sum())
+        self.scale = data.scale
+        self.offset = data.rejection * float(rates.sum())
 
         self._columns = self._rows = 0
 
@@ -102,7 +102,7 @@ class Levels(Program):
         cost = np.zeros(self._columns)
         cost[self.z] = costs.gpu * problem.group_gpus[ck]
         cost[self.late] = costs.slo * rates * problem.latency_slos
-        cost[self.admitted] = rates * (data.cheapest - costs.rejection)
+        cost[self.admitted] = rates * (data.cheapest - data.rejection)
         cost[self.cost] = self.scale
         entries: list[tuple[NDArray, NDArray, NDArray]] = []
         low, high = [], []

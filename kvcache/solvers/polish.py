@@ -76,7 +76,6 @@ def _step(
     w0 = wait(v0)
     phi, deadline = problem.queueing_factors, problem.latency_slos
     rates, admitted = problem.arrival_rates, pi0.sum(axis=1)
-    scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
 
     unit = np.maximum(data.high, 1.0)
     # Tangents of WC at eta0, on both sides of it, and around it.
@@ -93,7 +92,7 @@ def _step(
     at_w = np.where(at_v >= 0, at_v + used.size, -1)
     columns = pair_count + 3 * classes + 2 * used.size
     cost = np.zeros(columns)
-    cost[:pair_count] = rates[i] * (here[i] - costs.rejection)
+    cost[:pair_count] = rates[i] * (here[i] - data.rejection)
     cost[at_cost] = rates * admitted
     cost[at_late] = costs.slo * rates * deadline
     lower, upper = np.zeros(columns), np.full(columns, INF)
@@ -151,7 +150,7 @@ def _step(
 
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = columns, len(low)
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost / scale, lower, upper
+    lp.col_cost_, lp.col_lower_, lp.col_upper_ = cost / data.scale, lower, upper
     lp.row_lower_, lp.row_upper_ = np.array(low), np.array(high)
     lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     lp.a_matrix_.num_col_, lp.a_matrix_.num_row_ = columns, len(low)

@@ -62,6 +62,8 @@ SHORTEST = 2000
 _STATUS = [highspy.HighsBasisStatus(b) for b in range(5)]
 # Reduced costs and dual values are trusted up to this share of the scaled objective (about 1e4).
 MARGIN = 1e-7
+# Costs of rejecting everything, in `Data.unit`, beyond which they drown that unit in floating point.
+LARGEST = 1e4
 
 
 def packed(basis: highspy.HighsBasis) -> tuple[bytes, bytes]:
@@ -89,13 +91,15 @@ class Data:
     """A problem as the arrays that the relaxation and the local search use.
 
     ``low`` and ``high`` (I,) bound eta. They are equal where the reservations are prescribed. ``groups`` (K,)
-    is z where that is.
+    is z where that is. ``unit`` is the cost that programs have to resolve, that of rejecting everything
+    unless given.
     """
 
     problem: Problem
     low: Floats
     high: Floats
     groups: Floats | None = None
+    unit: float | None = None
 
     @classmethod
     def of(
@@ -134,6 +138,24 @@ class Data:
     def cheapest(self) -> Floats:
         """(I,) the least worst-case cost of a request within the bounds on eta."""
         return np.array([self.cut(i, e)[0] for i, e in enumerate(self.high)])
+
+    @cached_property
+    def scale(self) -> float:
+        """Cost of one in the objective of a linear program, which makes it about 1e4 at most."""
+        rates, costs = self.problem.arrival_rates, self.problem.costs
+        whole = float(rates @ (self.cheapest + costs.rejection))
+        return max(whole if self.unit is None else self.unit, 1e-9) / 1e4
+
+    @cached_property
+    def margin(self) -> float:
+        """What the optimum of a linear program may be off by in floating point, in cost units."""
+        return self.scale * MARGIN * 1e4
+
+    @cached_property
+    def rejection(self) -> float:
+        """c_rej, or as much of it as a linear program has room for: a bound with less is a bound."""
+        largest = LARGEST * 1e4 * self.scale / self.problem.arrival_rates.sum()
+        return min(self.problem.costs.rejection, float(largest))
 
     def cut(self, i: int, eta: float | Floats) -> tuple[float, float] | tuple[Floats, Floats]:
         """Value and slope of WC_i at eta, a number or an array."""
@@ -520,8 +542,8 @@ class Relaxation(Program):
 
         # Columns, scaled so that all but a few lie within [0, 1] and the objective is about 1e4.
         rates = problem.arrival_rates
-        self.scale = max(float(rates @ (data.cheapest + costs.rejection)), 1e-9) / 1e4
-        self.offset = costs.rejection * float(rates.sum())
+        self.scale = data.scale
+        self.offset = data.rejection * float(rates.sum())
         self.eta_unit = np.maximum(data.high, 1.0)
         self._columns = 0
 
@@ -547,7 +569,7 @@ class Relaxation(Program):
         cost = np.zeros(self._columns)
         cost[self.z] = costs.gpu * problem.group_gpus
         cost[self.late] = costs.slo * rates * problem.latency_slos
-        cost[self.pi] = rates[i] * (data.cheapest[i] - costs.rejection)
+        cost[self.pi] = rates[i] * (data.cheapest[i] - data.rejection)
         cost[self.w[has_h]] = self.scale
 
         # Rows: lists of (row, column, value); the entries that depend on the box come with a function.

@@ -303,6 +303,29 @@ def test_cheap_rejection_is_taken():
     assert solution.lower_bound == 0
 
 
+@pytest.mark.parametrize("rejection", [5e6, 5e9])
+def test_a_gap_closes_however_dear_rejection_is(rejection):
+    """Nothing is rejected at 5,000 per request, so nothing changes beyond it."""
+    x = builders.paper()
+    dear = certify(x.replace(costs=replace(x.costs, rejection=rejection)), node_limit=200)
+    assert dear.gap <= 1e-4
+    assert dear.objective == pytest.approx(certify(x).objective, rel=1e-4)
+
+
+def test_a_dear_rejection_that_cannot_be_avoided_is_proven_too():
+    x = case("rejection", 3, gpus=1).replace(costs=Costs(rejection=1e7))
+    solution = certify(x, gap=1e-3, node_limit=300)
+    assert solution.gap <= 1e-3
+    assert solution.policy.admission.min() < 0.99
+
+
+def test_a_gap_below_floating_point_ends_the_search():
+    solution = certify(case("queue", 0), gap=1e-12, node_limit=1000)
+    assert solution.iterations < 1000
+    assert solution.status == "feasible"
+    assert solution.gap < 1e-6
+
+
 def test_a_deadline_that_no_configuration_meets():
     x = case("slo", 2)
     late = [
