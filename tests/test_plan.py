@@ -77,8 +77,8 @@ def test_one_line_per_group_with_every_assumption(heavy):
             "--gpu-memory-utilization 0.9",
             "--kv-cache-dtype auto",
             "--max-model-len",
-            "--max-num-batched-tokens 8192",
-            "--max-num-seqs 256",
+            "--max-num-batched-tokens 2048",
+            "--max-num-seqs 1024",
             "--enable-prefix-caching",
             "--watermark",
         ):

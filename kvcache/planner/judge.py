@@ -187,8 +187,7 @@ def _decode(prompts: pd.DataFrame, station: Station) -> pd.DataFrame:
     if not going.any():
         return prompts
     sent = prompts[going]
-    rest = sent.assign(arrival_s=sent["first_token_s"], output_tokens=sent["output_tokens"] - 1)
-    done = _run(rest, station, received=True)
+    done = _run(sent.assign(arrival_s=sent["first_token_s"]), station, received=True)
     table = prompts.copy()
     for name in ("finish_s", "worst_gap_s", "preemptions"):
         table.loc[going, name] = done[name].to_numpy()

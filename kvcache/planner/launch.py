@@ -7,8 +7,18 @@ import shlex
 from pathlib import Path
 
 from kvcache.groups import ServingGroup
+from kvcache.hardware import GPU
 
-__all__ = ["command"]
+__all__ = ["command", "server_limits"]
+
+
+def server_limits(gpu: GPU) -> tuple[int, int]:
+    """(max_num_batched_tokens, max_num_seqs) of a vLLM server that is told neither, as of vLLM 0.32."""
+    if gpu.memory_bytes >= 160 * 2**30:
+        return 16384, 1024
+    if gpu.memory_bytes >= 70 * 2**30 and "a100" not in gpu.name.lower():
+        return 8192, 1024
+    return 2048, 256
 
 
 def command(

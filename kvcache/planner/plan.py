@@ -27,6 +27,7 @@ from kvcache.engine.operating import OperatingPoint
 from kvcache.files import atomic_path
 from kvcache.groups import ServingGroup, group, parallel_choices
 from kvcache.hardware import GPU, Model, ParallelConfig
+from kvcache.kernels import carried_gpu
 from kvcache.models import read_model
 from kvcache.planner import launch
 from kvcache.planner.judge import Station, arrivals, replay
@@ -115,7 +116,8 @@ class Plan:
         (s, means), ``rejected``, ``gpus``, ``capacity_per_s`` (of this mix on these GPUs), ``gpu_worth`` and
         ``tpot_worth`` (requests/s of capacity for one more GPU; for 1 % more time per token), ``gap``.
     replayed : DataFrame, figures of `kvcache.planner.judge.FIGURES` for ``plan`` (on the held-out half),
-        ``without headroom``, and ``engine defaults`` on the same GPUs.
+        ``without headroom``, the trace's own ``busiest stretch`` (where no rate was given), and
+        ``engine defaults`` on the same GPUs.
     meets : whether the asked share of the admitted requests was within both deadlines in the replay.
     warnings : what a reader must know.
     candidates : DataFrame of the configurations looked at, with the reason where one was not used.
@@ -255,8 +257,8 @@ def plan(
     gpu_price: float = 1.0,
     memory_utilisation: float = 0.9,
     cache_dtype: str = "auto",
-    max_num_batched_tokens: int = 8192,
-    max_num_seqs: int = 256,
+    max_num_batched_tokens: int | None = None,
+    max_num_seqs: int | None = None,
     max_model_len: int | None = None,
     kv_tokens: Mapping[str, int] | None = None,
     steps: Mapping[str, object] | None = None,
@@ -283,7 +285,8 @@ def plan(
         windows for ``cost``, and none for ``goodput``, whose admission follows the lengths.
     gpu_price : money per GPU and hour.
     memory_utilisation, cache_dtype, max_num_batched_tokens, max_num_seqs, max_model_len : how engines are
-        started; the model length is by default that of the longest request.
+        started; by default a vLLM server's batched tokens, 1,024 running requests (memory and deadlines
+        then say how many run) and the model length of the longest request.
     kv_tokens, steps : configuration (``TP2xPP1``) -> the engine's own pool and a benchmark's step times.
     prefix_block : tokens of a block in the trace's ``prefix_blocks``.
     judge : False leaves out the replay (and with it all that rests on it).
@@ -298,10 +301,12 @@ def plan(
         For options that make no sense, and requests that `workload` refuses.
     """
     started = perf_counter()
+    batched = max_num_batched_tokens or launch.server_limits(_sheet(gpu))[0]
     options = Options(
         model, gpu, gpus, engine, tpot, ttft, objective, share, dict(deadlines or {}), dict(values or {}),
         split, tuple(parallel) if parallel else None, drift, gpu_price, memory_utilisation, cache_dtype,
-        max_num_batched_tokens, max_num_seqs, max_model_len, dict(kv_tokens or {}), dict(steps or {}), seed,
+        batched, max_num_seqs or min(1024, batched), max_model_len, dict(kv_tokens or {}),
+        dict(steps or {}), seed,
     )  # fmt: skip
     say = progress or (lambda _: None)
     say("reading requests")
@@ -330,6 +335,10 @@ def plan(
     planner.refuse()
     say("the program")
     return planner.plan(say, judge, started)
+
+
+def _sheet(gpu: str | GPU) -> GPU:
+    return gpu if isinstance(gpu, GPU) else carried_gpu(gpu)
 
 
 class Planner:
@@ -682,21 +691,33 @@ class Planner:
         return int(min(per_group * draft.allocation.groups.sum() / max(admitted, 1e-3), MOST_DRAWN))
 
     def _run(
-        self, stations: list[Station], shares: Floats, half: pd.DataFrame, count: int, more: float = 1.0
+        self,
+        stations: list[Station],
+        shares: Floats,
+        half: pd.DataFrame,
+        count: int,
+        more: float = 1.0,
+        recorded: bool = False,
     ) -> pd.Series:
         rng = np.random.default_rng(self.options.seed)
-        table = arrivals(half, self.traffic.rates * more, count, rng)
+        table = arrivals(half, self.traffic.rates * more, count, rng, recorded)
         figures, _ = replay(table, stations, shares, self.traffic.tpot, self.traffic.ttft, rng)
         return figures
 
     def defaults(self) -> tuple[list[Station], Floats] | None:
-        """The engine's defaults on the same GPUs: the smallest split, as often as it fits, all admitted."""
-        serving = min(self.servings, key=lambda s: (s.gpus, s.parallel.pipeline))
-        groups = self.options.gpus // serving.gpus
+        """The engine's defaults on the same GPUs: everything admitted, requests in turn.
+
+        The smallest split whose pool holds the model's longest context, without which an engine that is told
+        nothing refuses to start, as often as it fits.
+        """
+        by_size = sorted(self.servings, key=lambda s: (s.gpus, s.parallel.pipeline))
+        whole = [s for s in by_size if s.kv_tokens >= (self.model.max_position or 0)] or by_size[-1:]
+        groups = self.options.gpus // whole[0].gpus
         if not groups:
             return None
-        pool = int(serving.kv_tokens * (1 - self.reserved))
-        station = Station(f"{groups} x {serving.name}", groups, serving.table, pool, 0.0, 256, 8192)
+        batched, running = launch.server_limits(whole[0].gpu)
+        pool = int(whole[0].kv_tokens * (1 - self.reserved))
+        station = Station(whole[0].name, groups, whole[0].table, pool, 0.0, running, batched)
         return [station], np.ones((len(self.traffic.names), 1))
 
     # ---- the plan -----------------------------------------------------------------------------
@@ -812,6 +833,13 @@ class Planner:
         rows = {"plan": self.replayed(draft, half)}
         if any(draft.kinds[k].headroom > 0 for k in draft.used):
             rows["without headroom"] = self.replayed(draft, half, headroom_on=False)
+        if self.workload.arrivals == "recorded":
+            # the trace's own bursts: half of the requests, so twice as fast
+            busy = half.assign(arrival_s=half["arrival_s"] / 2)
+            shares = draft.allocation.flows[:, draft.used] / self.traffic.rates[:, None]
+            rows["busiest stretch"] = self._run(
+                self.stations(draft), shares, busy, self._count(draft), recorded=True
+            )
         default = self.defaults()
         if default is not None:
             rows["engine defaults"] = self._run(*default, half, self._count(draft))
