@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvcache.engine import JointLengths
 from kvcache.traces import Trace, read_trace
-from kvcache.traces.prefixes import prefix_stats
+from kvcache.traces.prefixes import cached_tokens
 
 __all__ = ["Workload", "prompt_bands", "workload"]
 
@@ -198,7 +198,7 @@ def workload(
     rate: float | None = None,
     percentile: float = 95.0,
     window_s: float | None = None,
-    prefix_block: int = 512,
+    prefix_block: int | None = None,
     prefix_pool: float | None = None,
 ) -> Workload:
     """Request classes of a trace.
@@ -213,7 +213,7 @@ def workload(
     classes : the most bands of prompts; 1 for one class.
     rate : requests/s to plan for. By default the trace's own: the ``percentile`` of its windows.
     window_s : width of a window; by default the narrowest usual one that holds 100 requests on average.
-    prefix_block : tokens of a block in ``prefix_blocks``.
+    prefix_block : tokens of a block in ``prefix_blocks``; by default what the trace's report says.
     prefix_pool : tokens that the prefix cache may hold (least recently used); None: no sharing is counted.
 
     Raises
@@ -222,6 +222,10 @@ def workload(
         For a table without the columns or rows, a count that is not positive, a trace of one instant when no
         rate is given, and a rule that matches nothing.
     """
+    if isinstance(requests, (str, PathLike)):
+        requests = read_trace(requests)
+    if prefix_block is None and isinstance(requests, Trace):
+        prefix_block = requests.report.block_tokens
     table, notes = _table(requests)
     if rate is None and not table["arrival_s"].iloc[-1] > table["arrival_s"].iloc[0]:
         raise ValueError(
@@ -234,7 +238,9 @@ def workload(
         raise ValueError(f"percentile is {percentile}; expected within (0, 100]")
     classify, names, tests, found = _classes(table, rules, classes)
     codes = classify(table)
-    cached = _cached(table, prefix_block, prefix_pool)
+    cached = np.zeros(len(table), np.int64)
+    if prefix_pool is not None and "prefix_blocks" in table:
+        cached = cached_tokens(table, prefix_pool, block_tokens=prefix_block)
     table = table.assign(
         **{"class": codes, "cached_tokens": cached, "input_tokens": table["input_tokens"] - cached}
     )
@@ -399,18 +405,3 @@ def _windowed_rate(arrival: NDArray, width: float, percentile: float) -> float:
     window = np.floor((arrival - arrival[0]) / width).astype(np.int64)
     counts = np.bincount(window)[: max(1, int((arrival[-1] - arrival[0]) // width))]
     return float(np.quantile(counts, percentile / 100) / width)
-
-
-def _cached(table: pd.DataFrame, block: int, pool: float | None) -> NDArray[np.int64]:
-    """(n,) prompt tokens found in a cache of so many tokens; at least the last token is computed."""
-    if pool is None or "prefix_blocks" not in table:
-        return np.zeros(len(table), np.int64)
-    inputs = table["input_tokens"].to_numpy()
-    _, found = prefix_stats(
-        list(table["prefix_blocks"]),
-        inputs,
-        block_tokens=block,
-        capacities=(),
-        capacity=max(1, int(pool // block)),
-    )
-    return np.minimum(found, np.maximum(inputs - 1, 0))

@@ -105,8 +105,8 @@ def test_prefixes_are_taken_off_the_prompts():
         {"arrival_s": [0.0, 1, 2], "input_tokens": 48, "output_tokens": 5, "prefix_blocks": blocks}
     )
     found = workload(data, rate=1.0, prefix_block=16, prefix_pool=1000)
-    assert found.requests["cached_tokens"].tolist() == [0, 32, 47]
-    assert found.requests["input_tokens"].tolist() == [48, 16, 1]
+    assert found.requests["cached_tokens"].tolist() == [0, 32, 32]
+    assert found.requests["input_tokens"].tolist() == [48, 16, 16]
     assert found.longest.tolist() == [53]
     assert workload(data, rate=1.0).requests["cached_tokens"].tolist() == [0, 0, 0]
 

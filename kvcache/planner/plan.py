@@ -262,7 +262,7 @@ def plan(
     max_model_len: int | None = None,
     kv_tokens: Mapping[str, int] | None = None,
     steps: Mapping[str, object] | None = None,
-    prefix_block: int = 512,
+    prefix_block: int | None = None,
     judge: bool = True,
     seed: int = 0,
     progress: Callable[[str], None] | None = None,
@@ -288,7 +288,7 @@ def plan(
         started; by default a vLLM server's batched tokens, 1,024 running requests (memory and deadlines
         then say how many run) and the model length of the longest request.
     kv_tokens, steps : configuration (``TP2xPP1``) -> the engine's own pool and a benchmark's step times.
-    prefix_block : tokens of a block in the trace's ``prefix_blocks``.
+    prefix_block : tokens of a block in ``prefix_blocks``, where the trace's report does not say.
     judge : False leaves out the replay (and with it all that rests on it).
     seed : of the replayed arrivals.
     progress : is told what is being done.

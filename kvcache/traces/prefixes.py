@@ -80,7 +80,6 @@ def prefix_stats(
     block_tokens: int = 512,
     windows: ArrayLike | None = None,
     capacities: Sequence[int] = _CACHE_BLOCKS,
-    capacity: int | None = None,
 ) -> tuple[PrefixStats, NDArray[np.int64]]:
     """Prefix sharing of requests in order of arrival.
 
@@ -90,19 +89,18 @@ def prefix_stats(
     input_tokens : (n,) prompt lengths; the last block of a prompt may be partly filled.
     windows : (n,) time window of each request, all 0 by default.
     capacities : sizes, in blocks, of the least-recently-used caches to try.
-    capacity : size of the cache that ``leading`` and the stats assume; None: unlimited.
 
     Returns
     -------
     stats : PrefixStats
-    leading : (n,) tokens in leading blocks that an earlier request has brought.
+    leading : (n,) tokens in leading blocks that an earlier request has brought (unlimited cache).
     """
     lengths = np.asarray(input_tokens, np.int64)
     slots = np.zeros(lengths.size, np.int64) if windows is None else np.asarray(windows, np.int64)
     chains = [np.asarray(ids, np.int64).tolist() for ids in blocks]
     if len(chains) != lengths.size:
         raise ValueError(f"blocks: {len(chains)} requests; expected {lengths.size} as input_tokens")
-    leading = _cached_tokens(chains, lengths, block_tokens, capacity)
+    leading = _cached_tokens(chains, lengths, block_tokens, None)
     columns = {"window": slots, "requests": 1, "input_tokens": lengths, "shared_tokens": leading}
     by_window = pd.DataFrame(columns).groupby("window", as_index=False).sum().to_dict("records")
     by_cache = tuple(
