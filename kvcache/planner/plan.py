@@ -163,6 +163,26 @@ class Plan:
         """
         return self.planner.update(self, window)
 
+    def what_if(
+        self,
+        *,
+        gpus: int | None = None,
+        tpot: float | None = None,
+        ttft: float | None = None,
+        load: float = 1.0,
+        drift: float | None = None,
+    ) -> Plan:
+        """The plan for other GPUs or deadlines, for ``load`` times the requests, for outputs ``drift`` times.
+
+        Step times and the fill are as here, so it takes a fraction of a second; it is not replayed.
+        """
+        changes = {"gpus": gpus, "tpot": tpot, "ttft": ttft, "drift": drift}
+        return self.planner.what_if(self, load, {k: v for k, v in changes.items() if v is not None})
+
+    def replays(self, seeds: Sequence[int]) -> pd.DataFrame:
+        """Figures of the plan on the held-out half, one row per seed of the arrivals."""
+        return self.planner.replays(self.draft, seeds)
+
     def to_dict(self) -> dict:
         """Everything as plain JSON: what a router, a scheduler and a launcher need, with where it is from."""
         return _as_dict(self)
@@ -685,7 +705,7 @@ class Planner:
 
     def _count(self, draft: Draft) -> int:
         """Requests to draw: a group forgets how it started in a time that grows as 1 / (1 - load)."""
-        load = max(self._point(draft, k)[0].load for k in draft.used)
+        load = max(self.point(draft, k)[0].load for k in draft.used)
         per_group = np.clip(REPLAYED[0] / max(1 - load, 1e-3), *REPLAYED)
         admitted = draft.allocation.admitted.sum() / self.traffic.rates.sum()
         return int(min(per_group * draft.allocation.groups.sum() / max(admitted, 1e-3), MOST_DRAWN))
@@ -868,7 +888,7 @@ class Planner:
             planner=self,
         )
 
-    def _point(self, draft: Draft, k: int):
+    def point(self, draft: Draft, k: int):
         """Where one group of kind k settles, and how much of which limit it uses there."""
         column, z = draft.kinds[k].column, float(draft.allocation.groups[k])
         demands = self.traffic.demands
@@ -884,7 +904,7 @@ class Planner:
         rows, points = [], []
         for k in draft.used:
             kind, column, z = draft.kinds[k], draft.kinds[k].column, int(draft.allocation.groups[k])
-            point, use = self._point(draft, k)
+            point, use = self.point(draft, k)
             points.append(point)
             row = int(np.argmax(use))
             rows.append(
@@ -1010,7 +1030,7 @@ class Planner:
         notes = []
         for k in draft.used:
             kind = draft.kinds[k]
-            point, _ = self._point(draft, k)
+            point, _ = self.point(draft, k)
             held = kind.serving.table
             if point.cached > held.cached_tokens[-1]:
                 notes.append(
@@ -1044,6 +1064,35 @@ class Planner:
         spent = perf_counter() - started
         fresh.seconds = {"program": spent, "total": spent}
         return fresh._finished(draft, pd.DataFrame(), last.meets, _changes(last, draft, fresh.traffic))
+
+    def what_if(self, last: Plan, load: float, changes: Mapping[str, object]) -> Plan:
+        """See `Plan.what_if`."""
+        started = perf_counter()
+        if not (np.isfinite(load) and load > 0):
+            raise ValueError(f"load is {load}; expected > 0 and finite")
+        fresh = copy(self)
+        fresh.__dict__.pop("_mix", None)
+        fresh.options = replace(self.options, **changes)
+        fresh.workload = replace(self.workload, rates=self.workload.rates * load)
+        fresh.notes = list(self.workload.warnings)
+        fresh.traffic, fresh.lengths = fresh._traffic(fresh.workload)
+        fresh.kinds = fresh._kinds(split=any(kind.column.phase != "both" for kind in last.draft.kinds))
+        draft = fresh.choose(last.draft.fill)
+        if draft is None:
+            raise PlanError(fresh._too_few())
+        spent = perf_counter() - started
+        fresh.seconds = {"program": spent, "total": spent}
+        return fresh._finished(draft, pd.DataFrame(), last.meets, _changes(last, draft, fresh.traffic))
+
+    def replays(self, draft: Draft, seeds: Sequence[int]) -> pd.DataFrame:
+        """See `Plan.replays`."""
+        half = self.workload.held_out if len(self.workload.requests) > 1 else self.workload.training
+        rows = {}
+        for seed in seeds:
+            fresh = copy(self)
+            fresh.options = replace(self.options, seed=seed)
+            rows[seed] = fresh.replayed(draft, half)
+        return pd.DataFrame(rows).T.rename_axis("seed")
 
 
 def _changes(last: Plan, draft: Draft, traffic: Traffic) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ __all__ = ["build_dir", "committed_form", "embed", "run"]
 #: The kernel of the running environment; jupyter_client replaces its ``python`` by ``sys.executable``.
 KERNEL = "python3"
 # Without it each kernel warns that its loopback socket is open to eavesdroppers.
-_CLIENT = Config({"KernelManager": {"transport_encryption": "auto"}})
+CLIENT = Config({"KernelManager": {"transport_encryption": "auto"}})
 # Written by papermill: cells and metadata that carry paths, dates and durations.
 _INJECTED = "injected-parameters"
 
@@ -75,7 +75,7 @@ def run(source: Path, profile: str, timeout_s: int = 3 * 3600) -> Path:
                 language="python",
                 cwd=str(source.parent),
                 execution_timeout=timeout_s,
-                config=_CLIENT,
+                config=CLIENT,
             )
         except PapermillExecutionError:
             os.replace(partial, failed)

@@ -32,7 +32,7 @@ from kvcache.paper.pages.notebook import build_dir, committed_form
 from kvcache.paper.project import project_root
 from kvcache.paper.results import PROFILES, figures_dir, read_table, results_dir, table_path
 
-__all__ = ["build_report", "mathml"]
+__all__ = ["build_report", "mathml", "standalone"]
 
 TITLE = "Robust KV-cache reservation, reproduced"
 _WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -129,6 +129,26 @@ def _heading(body: str, name: str) -> BeautifulSoup:
     for anchor in heading.find_all("a"):
         anchor.decompose()
     return heading
+
+
+def standalone(executed: NotebookNode, title: str) -> str:
+    """One page of a notebook's prose and outputs without its code, which needs no other file.
+
+    Links to files of the project are left as their text.
+    """
+    body, _ = _Exporter(exclude_input=True).from_notebook_node(_readable(executed))
+    tree = BeautifulSoup(body, "html.parser")
+    for link in tree.find_all("a", href=True):
+        if not urlsplit(link["href"]).scheme and not link["href"].startswith("#"):
+            link.unwrap()
+    return _page(title, str(tree), (), "").replace(
+        '<link rel="stylesheet" href="report.css">', f"<style>{_style()}</style>"
+    )
+
+
+def _style() -> str:
+    sheet = files("kvcache.paper").joinpath("data/report.css").read_text(encoding="utf-8")
+    return sheet + HtmlFormatter(style="friendly").get_style_defs(".highlight") + "\n"
 
 
 def _page(title: str, body: str, pages: Sequence[tuple[str, str]], current: str) -> str:
@@ -280,10 +300,7 @@ def build_report(executed: Sequence[Path], profile: str, target: Path) -> Path:
 
 
 def _write(executed: Sequence[Path], profile: str, target: Path) -> None:
-    style = files("kvcache.paper").joinpath("data/report.css").read_text(encoding="utf-8")
-    (target / "report.css").write_text(
-        style + HtmlFormatter(style="friendly").get_style_defs(".highlight") + "\n"
-    )
+    (target / "report.css").write_text(_style())
     books = {path.stem: nbformat.read(path, as_version=4) for path in executed}
     menu = [("index.html", "Index"), *((f"{name}.html", name.replace("_", " ")) for name in books)]
     entries = []

@@ -1,4 +1,4 @@
-"""A panel to turn the knobs of the single-class problem, which is also a picture where nothing runs."""
+"""Panels to turn the knobs of a problem or of a plan, which are also pictures where nothing runs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from kvcache.lengths import LengthDistribution
 from kvcache.paper.experiments.fractile import all_traces, with_bound
 from kvcache.paper.plots import shown
 from kvcache.paper.plots.fractile import panel
+from kvcache.paper.plots.planning import fig_plan, fig_refused
+from kvcache.planner import Plan, PlanError
 
-__all__ = ["Panel"]
+__all__ = ["Panel", "PlanPanel"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,20 @@ OWN_BOUND = "the trace's own"
 BOUNDS = (OWN_BOUND, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
-class Panel(widgets.VBox):
+class _Picture(widgets.VBox):
+    """Controls over an image, which stands for them where no kernel runs."""
+
+    def __init__(self, controls: list[widgets.Widget], **options: Any) -> None:
+        super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self._image], **options)
+
+    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
+        bundle = super()._repr_mimebundle_(**options)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        name = type(self).__name__
+        return {**data, "image/png": bytes(self._image.value), "text/plain": name}, metadata
+
+
+class Panel(_Picture):
     """Trace, cost ratio, set, its size and L_max as controls over `kvcache.paper.plots.fractile.panel`.
 
     With a kernel it reacts; a reader without one (a repository's web page, a static report) gets the
@@ -75,7 +90,7 @@ class Panel(widgets.VBox):
         for control in (self._trace, self._rho, self._bound):
             control.observe(lambda _: self._draw(), "value")
         controls = [self._trace, self._rho, self._set, self._size, self._bound]
-        super().__init__([widgets.HBox(controls, layout={"flex_flow": "row wrap"}), self._image], **options)
+        super().__init__(controls, **options)
 
     @property
     def distribution(self) -> LengthDistribution:
@@ -102,7 +117,53 @@ class Panel(widgets.VBox):
     def _draw(self) -> None:
         self._image.value = shown(panel(self.distribution, self.ambiguity, self._rho.value)).data
 
-    def _repr_mimebundle_(self, **options: Any) -> dict[str, Any]:
-        bundle = super()._repr_mimebundle_(**options)
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**data, "image/png": bytes(self._image.value), "text/plain": "Panel"}, metadata
+
+class PlanPanel(_Picture):
+    """GPUs, deadlines, load and output lengths as sliders over what the plan becomes.
+
+    Parameters
+    ----------
+    made : the plan that the sliders start from.
+    """
+
+    def __init__(self, made: Plan, **options: Any) -> None:
+        o = made.options
+        self._made = made
+        wide = {"style": {"description_width": "7em"}, "continuous_update": False}
+        ratio = {
+            "value": 0.0,
+            "min": -2.0,
+            "max": 2.0,
+            "base": 2.0,
+            "step": 0.25,
+            "readout_format": ".2f",
+            **wide,
+        }
+        self._gpus = widgets.IntSlider(o.gpus, 1, max(64, 2 * o.gpus), description="GPUs", **wide)
+        self._tpot = widgets.FloatSlider(1e3 * o.tpot, min=5, max=300, step=5, description="TPOT, ms", **wide)
+        self._ttft = widgets.FloatSlider(o.ttft, min=0.1, max=20, step=0.1, description="TTFT, s", **wide)
+        self._load = widgets.FloatLogSlider(**{**ratio, "value": 1.0}, description="load x")
+        self._drift = widgets.FloatLogSlider(**{**ratio, "value": 1.0}, description="outputs x")
+        self._image = widgets.Image(format="png", width=800)
+        controls = [self._gpus, self._tpot, self._ttft, self._load, self._drift]
+        for control in controls:
+            control.observe(lambda _: self._draw(), "value")
+        self._draw()
+        super().__init__(controls, **options)
+
+    def plan(self) -> Plan:
+        """The plan at the sliders' values; raises `PlanError` where there is none."""
+        return self._made.what_if(
+            gpus=self._gpus.value,
+            tpot=self._tpot.value / 1e3,
+            ttft=self._ttft.value,
+            load=self._load.value,
+            drift=self._drift.value,
+        )
+
+    def _draw(self) -> None:
+        try:
+            figure = fig_plan(self.plan())
+        except PlanError as error:
+            figure = fig_refused(str(error))
+        self._image.value = shown(figure).data
