@@ -46,7 +46,7 @@ BENCHES := $(sort $(wildcard tests/bench_*.py))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup data digests notebooks reproduce test bench rivals lab lint clean readme report embed lock kernels $(NAMES)
+.PHONY: help setup plan data digests notebooks reproduce test bench rivals lab lint clean readme report embed lock kernels $(NAMES)
 
 help: ## this list
 	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [JOBS=n] [VENV=folder] [PYTHON=interpreter]"
@@ -123,6 +123,12 @@ bench: $(READY) ## measured ratios: closed forms against solvers, readers agains
 
 rivals: $(READY) ## plans beside aiconfigurator's, replayed by aisimulate: RIVALS=folder with both commands
 	RIVALS="$(RIVALS)" $(PY) -m pytest -q -s tests/bench_rivals.py
+
+# Everything that is set on the command line becomes an option of the same name.
+PLAN_OPTIONS = $(foreach o,TRACE MODEL GPU GPUS ENGINE TPOT TTFT RATE OBJECTIVE,$(if $($(o)),--$(shell echo $(o) | tr A-Z a-z) "$($(o))"))
+
+plan: $(READY) ## what to start: TRACE=file MODEL=name GPU=name GPUS=n [TPOT= TTFT= RATE= ...], into build/plan
+	@$(PY) -m kvcache.paper.pages.plan $(PLAN_OPTIONS)
 
 lab: $(READY) ## JupyterLab on the notebooks
 	$(PY) -m jupyter lab --notebook-dir=notebooks

@@ -48,13 +48,16 @@ def outcomes(made: Plan, seeds: Iterable[int]) -> pd.DataFrame:
 
 
 def limits(made: Plan) -> pd.DataFrame:
-    """Per kind of group how much of each limit is used: columns ``label``, ``limit``, ``use``."""
+    """How much of each limit the groups use: columns ``label``, ``limit``, ``use``, ``filled``.
+
+    ``filled`` is the share of every limit that the plan may use, so that percentiles keep the deadlines too.
+    """
     rows = []
     for k in made.draft.used:
         _, use = made.planner.point(made.draft, k)
         for name, value in zip(("TPOT", "memory", "running requests", "prompt tokens"), use, strict=True):
             rows.append({"label": made.draft.kinds[k].label, "limit": name, "use": float(value)})
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).assign(filled=made.draft.fill)
 
 
 def growth(made: Plan, gpus: Iterable[int], tpots: Iterable[float]) -> pd.DataFrame:

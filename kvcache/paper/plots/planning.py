@@ -63,7 +63,10 @@ def fig_limits(table: pd.DataFrame) -> Figure:
         )
         ax.xaxis.set_major_formatter(PercentFormatter(1))
         ax.legend(title="", loc="lower right", frameon=True)
-        title(figure, "What limits the plan: the longest bar")
+        filled = float(table["filled"].iloc[0])
+        ax.axvline(filled, color=INK, linewidth=1)
+        note = f"line: {filled:.0%}, so that the asked share of requests is in time; dashed: what means allow"
+        title(figure, "What limits the plan: the longest bar", note)
     return figure
 
 
