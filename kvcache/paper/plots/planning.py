@@ -87,7 +87,8 @@ def fig_growth(table: pd.DataFrame, gpus: int, tpot: float, offered: float) -> F
         )
         ax.axvline(gpus, color=GREY, linestyle=":", linewidth=1)
         ax.set(xlabel="GPUs", ylabel="served in time, requests/s", ylim=(0, None))
-        ax.legend(loc="upper left")
+        ax.set_xticks(sorted(table["gpus"].unique()))
+        ax.legend(loc="lower right", frameon=True)
         title(
             figure,
             "What more GPUs or a longer deadline would buy",
