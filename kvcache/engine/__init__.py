@@ -6,6 +6,7 @@ from kvcache.engine.fleet import simulate_groups
 from kvcache.engine.headroom import headroom, lundberg_exponent, preemptions_per_request, watermark
 from kvcache.engine.joint import JointLengths
 from kvcache.engine.operating import Demand, capacity_rows, operating_point, saturation
+from kvcache.engine.pool import PoolPolicy
 from kvcache.engine.simulation import Simulation, simulate
 from kvcache.engine.steps import StepCost, StepTable
 from kvcache.engine.waiting import sample_latencies, waiting_share
@@ -17,6 +18,7 @@ __all__ = [
     "Headroom",
     "JointLengths",
     "MaxRunning",
+    "PoolPolicy",
     "Reserve",
     "Simulation",
     "StepCost",

