@@ -123,12 +123,12 @@ class PoolPolicy:
         return LengthDistribution.mix(list(self.classes.values()), self.shares)
 
     def kind(self, name: str | None, priority: int | None = None) -> int:
-        """The position in ``names`` of a class, by name or else priority; of an unknown one, past the last."""
+        """Where in ``names`` a class is, by name or else priority; an unknown one is past the last."""
         name = name if name in self.classes else self.priorities.get(priority)
         return self.names.index(name) if name is not None else len(self.names)
 
     def burst_rule(self, pool: int | None = None) -> BurstRule:
-        """The rule with the laws of the classes and, last, of all; for another pool than was planned, if given."""
+        """The rule with the laws of the classes and, last, of all; for another pool if given."""
         laws = (*self.classes.values(), self.pooled)
         return BurstRule(laws, pool or self.pool, self.theta, self.headroom, self.block)
 

