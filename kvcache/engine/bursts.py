@@ -78,9 +78,9 @@ class BurstRule:
 
     @cached_property
     def _times(self) -> NDArray[np.intp]:
-        """(T,) all horizons, iterations: geometric, from a block to the longest output."""
+        """(T,) all horizons, iterations: now (so u* tokens are free), then geometric up to the longest."""
         longest = max(self._survival.shape[1] - 1, self.block)
-        return np.unique(np.geomspace(self.block, longest, self.horizons).astype(np.intp))
+        return np.unique(np.append(0, np.geomspace(1, longest, self.horizons).astype(np.intp)))
 
     @cached_property
     def _exponents(self) -> Floats:
