@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from kvcache.engine.steps import FitErrors, StepCost, StepTable
 from kvcache.files import atomic_path
@@ -413,7 +414,11 @@ def _grid(most: int, pipeline: int, sparse: bool = False) -> Floats:
 
 
 def _corrected(table: StepTable, steps: pd.DataFrame | str | Path) -> tuple[StepTable, Provenance]:
-    """The table scaled to measured steps: by their median ratio at each measured batch, between by line."""
+    """The table scaled to measured steps, by median ratios at each measured batch and between by line.
+
+    Steps without prompts scale all of an iteration; what prompts add to it then has a ratio of its own, where
+    steps with prompts were measured too.
+    """
     rows = steps if isinstance(steps, pd.DataFrame) else pd.read_csv(steps)
     source = "given" if isinstance(steps, pd.DataFrame) else str(Path(steps).name)
     missing = [name for name in ("batch", "context", "seconds") if name not in rows]
@@ -429,7 +434,19 @@ def _corrected(table: StepTable, steps: pd.DataFrame | str | Path) -> tuple[Step
     if not good.all():
         at = int(np.flatnonzero(~good)[0])
         raise ValueError(f"steps row {at}: {rows.iloc[at].to_dict()}; expected numbers >= 0 and seconds > 0")
-    ratio = pd.Series(seconds / table.seconds(batch, batch * length, prefill)).groupby(batch).median()
-    scale = np.interp(table.decoding, ratio.index.to_numpy(float), ratio.to_numpy())
-    corrected = replace(table, measured=table.measured * scale[:, None, None])
+
+    def by_batch(ratios: NDArray[np.float64], of: NDArray[np.bool_]) -> NDArray[np.float64]:
+        ratio = pd.Series(ratios[of]).groupby(batch[of]).median()
+        return np.interp(table.decoding, ratio.index.to_numpy(float), ratio.to_numpy())[:, None, None]
+
+    plain = (prefill == 0) if (prefill == 0).any() else np.ones(len(rows), dtype=bool)
+    ratios = seconds / table.seconds(batch, batch * length, prefill)
+    corrected = replace(table, measured=table.measured * by_batch(ratios, plain))
+    if not plain.all():
+        alone = corrected.seconds(batch, batch * length, 0)
+        added = np.maximum(corrected.seconds(batch, batch * length, prefill) - alone, 1e-9)
+        share = np.maximum((seconds - alone) / added, 0.0)
+        base = corrected.measured[:, :, :1]
+        more = (corrected.measured - base) * by_batch(share, ~plain)
+        corrected = replace(corrected, measured=base + more)
     return corrected, Provenance("measured", f"{len(rows)} benchmark steps, {source}")

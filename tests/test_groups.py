@@ -145,6 +145,11 @@ def test_a_benchmark_scales_the_steps():
     assert told.provenance["steps"].label == "measured"
     assert told.table.seconds(1, 300) == pytest.approx(1.2 * plain.table.seconds(1, 300))
     assert told.table.seconds(32, 9000, 64) == pytest.approx(2 * plain.table.seconds(32, 9000, 64))
+    mixed = pd.DataFrame({"batch": [32, 32], "context": 100, "prefill": [0, 512]})
+    alone, both = plain.table.seconds(32, 3200, [0, 512])
+    told = group(LLAMA_8B, RTX_3090, steps=mixed.assign(seconds=[1.1 * alone, 1.1 * alone + 2 * both]))
+    assert told.table.seconds(32, 3200) == pytest.approx(1.1 * alone)
+    assert told.table.seconds(32, 3200, 512) == pytest.approx(1.1 * alone + 2 * both)
     with pytest.raises(ValueError, match="columns seconds missing"):
         group(LLAMA_8B, RTX_3090, steps=rows)
     with pytest.raises(ValueError, match="steps row 2"):
