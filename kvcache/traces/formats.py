@@ -407,7 +407,7 @@ class Head:
                 f"{', '.join(map(repr, islice(self.records[0].values(), 12)))}"
             )
         )
-        guess = {k: v or "..." for k, v in _guess(self.records, leaves).items()}
+        guess = _guess(self.records, leaves)
         return f"{what} fit none of {known}; name them: {self.call(**guess)}"
 
     def _servegen_rates(self) -> bool:
@@ -575,7 +575,7 @@ def _leaves(columns: list[str]) -> list[str]:
 
 
 def _listed(columns: list[str]) -> str:
-    shown = ", ".join(repr(column[:40]) for column in columns[:12])
+    shown = ", ".join(repr(column[:80]) for column in columns[:12])
     return shown + (f" and {len(columns) - 12} more" if len(columns) > 12 else "")
 
 
@@ -587,7 +587,10 @@ _LIKELY = {
 
 
 def _guess(records: list[dict[str, Any]], columns: list[str]) -> dict[str, str | None]:
-    """Which columns may be the arrival and the tokens, to be confirmed by the user; None where unclear."""
+    """Which columns may be the arrival and the tokens, to be confirmed by the user.
+
+    "..." where several may or none can; None for the arrival where nothing is left that could be a time.
+    """
     samples = {column: [_sample(record, column.split(".")) for record in records] for column in columns}
     whole = [
         c
@@ -607,7 +610,8 @@ def _guess(records: list[dict[str, Any]], columns: list[str]) -> dict[str, str |
     missing = [tidy for tidy, column in guess.items() if column is None]
     if len(rest) == len(missing):  # in the order that all formats have
         guess |= dict(zip(missing, rest, strict=True))
-    return guess
+    timeless = guess["arrival_s"] is None and not set(times) - set(guess.values())
+    return {tidy: None if timeless and tidy == "arrival_s" else c or "..." for tidy, c in guess.items()}
 
 
 def _sample(record: Any, keys: list[str]) -> str:

@@ -369,6 +369,10 @@ def _at(value: Any, keys: list[str]) -> Any:
 
 def _spread(found: dict[str, Any], tokens: tuple[Any, Any], nested: Any) -> int:
     """Make each member of a record a list with a value per row, in place; the number of rows."""
+    for source, value in found.items():
+        while source != nested and isinstance(value, list) and any(isinstance(v, list) for v in value):
+            value = [x for v in value for x in (v if isinstance(v, list) else [v])]  # lists in lists
+        found[source] = value
     rows = len(found[tokens[0]])
     for source, value in found.items():
         if not isinstance(value, list):

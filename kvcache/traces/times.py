@@ -150,6 +150,7 @@ def _by_rate(
     if whole and _within(rate["s"], (_USUAL[0], _CONCEIVABLE[1])):
         return "s"
     # Whole numbers of a fine clock: at a few requests a second their differences share no round factor.
+    whole = whole and np.ptp(times) < 2**53
     step = np.gcd.reduce(np.diff(np.unique(times)).astype(np.int64)) if whole else 0
     for unit in ("ms", "us", "ns"):
         if whole and _within(rate[unit], _USUAL) and step * UNITS[unit] < 0.01:

@@ -557,6 +557,18 @@ def test_nested_members_can_be_named(read):
         read(content, arrival_s="a.t_s", input_tokens="n.i", output_tokens="n.x")
 
 
+def test_lists_in_lists_and_no_times_are_advised(read):
+    done = [{"prompt_tokens": 1, "output_tokens": 2}, {"prompt_tokens": 3, "output_tokens": 4}]
+    report = {"benchmarks": [{"requests": {"successful": done}}, {"requests": {"successful": done[:1]}}]}
+    with pytest.raises(
+        TraceError, match=r"arrival_s=None, input_tokens='benchmarks\.requests\.succ"
+    ) as refused:
+        read(json.dumps(report, indent=2))
+    assert rows(follow(refused.value)) == [(None, 1, 2), (None, 3, 4), (None, 1, 2)]
+    with pytest.raises(TraceError, match=r"arrival_s='\.\.\.'"):
+        read("a,b\n1,2\n")  # either may be a time
+
+
 def test_a_long_first_record_is_recognised(tmp_path):
     path = Path(tmp_path) / "bench.json"
     path.write_text(
