@@ -421,11 +421,28 @@ def test_mooncakes_unit_is_confirmed_by_rate_fractions_and_blocks(read, text, un
 
 
 @pytest.mark.parametrize(
-    "text", [timed(0, 1, 1, 2), timed(0.0, 30.5, 60.0), timed(0, 30, 60, length=40, block=16)]
+    "text",
+    [
+        timed(0, 1, 1, 2),
+        timed(0.0, 30.5, 60.0),
+        timed(0.0, 40_000.5, 100_000.5),
+        timed(0, 30, 60, length=40, block=16),
+    ],
 )
 def test_mooncakes_unit_in_doubt(read, text):
     with pytest.raises(TraceError, match=r"in doubt which unit 'timestamp' is in.*unit="):
         read(text)
+
+
+@given(st.sampled_from([16, 64, 512]), st.integers(0, 2**32), st.booleans())
+def test_the_size_of_a_block_follows_from_lengths_and_ids(block, seed, partial):
+    from kvcache.traces.times import block_size
+
+    lengths = np.random.default_rng(seed).integers(600, 9_000, 40)
+    ids = [np.arange(-(-n // block) if partial else n // block) for n in lengths.tolist()]
+    assert block_size(lengths, ids) == block
+    ids[::5] = [np.arange(3)] * 8  # a fifth disagrees
+    assert block_size(lengths, ids) is None
 
 
 def test_a_documented_unit_is_not_believed_against_the_rate(read):
