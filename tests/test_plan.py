@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from kvcache import GPU, Model, PlanError, plan
+from kvcache.engine import PoolPolicy
 from kvcache.hardware import ParallelConfig
 
 MODEL = Model("8B", 32, 32, 8, 128, 8_030_261_248, hidden_size=4096, vocabulary=128256, max_position=131072)
@@ -90,6 +91,10 @@ def test_json_is_plain(heavy, tmp_path):
     read = json.loads((tmp_path / "plan.json").read_text())
     assert read["groups"][0]["kv_tokens"] == heavy.groups["kv_tokens"].iloc[0]
     assert read["groups"][0]["provenance"]["steps"]["label"] == "modelled"
+    policy = heavy.policies()[heavy.groups["label"].iloc[0]]
+    policy.write(tmp_path / "policy.json")
+    assert json.loads((tmp_path / "policy.json").read_text()) == read["groups"][0]["policy"]
+    assert PoolPolicy.read(tmp_path / "policy.json").pool == heavy.groups["kv_tokens"].iloc[0]
     assert sum(len(g["launch"]) for g in read["groups"]) == len(heavy.launch())
 
 

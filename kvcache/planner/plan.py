@@ -22,7 +22,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from kvcache.engine import Demand, JointLengths, StepCost, capacity_rows, headroom, operating_point
+from kvcache.engine import (
+    Demand,
+    JointLengths,
+    PoolPolicy,
+    StepCost,
+    capacity_rows,
+    headroom,
+    operating_point,
+)
 from kvcache.engine.operating import OperatingPoint
 from kvcache.files import atomic_path
 from kvcache.groups import ServingGroup, group, parallel_choices
@@ -156,6 +164,24 @@ class Plan:
                     )
                 )
         return lines
+
+    def policies(self) -> dict[str, PoolPolicy]:
+        """Admission by label of a kind of group, as the scheduler plug-in `kvcache.vllm` reads it.
+
+        Prefill groups hold nothing for long and have none.
+        """
+        lengths = self.planner.lengths
+        made = {}
+        for k in self.draft.used:
+            kind, flows = self.draft.kinds[k], self.draft.allocation.flows[:, k]
+            if kind.column.phase == "prefill":
+                continue
+            sent = {
+                name: float(flow) for name, flow in zip(self.workload.names, flows, strict=True) if flow > 0
+            }
+            classes = {name: lengths[self.workload.names.index(name)] for name in sent}
+            made[kind.label] = PoolPolicy.of(classes, kind.serving.kv_tokens, kind.column.step, rates=sent)
+        return made
 
     def update(self, window: str | PathLike[str] | Trace | pd.DataFrame | Workload) -> Plan:
         """The plan for the requests of another window, made from this one without a new replay.
@@ -1138,7 +1164,7 @@ def _as_dict(made: Plan) -> dict:
     """See `Plan.to_dict`."""
     o, w, draft = made.options, made.workload, made.draft
     groups = []
-    lines = made.launch()
+    lines, policies = made.launch(), made.policies()
     for row, k in zip(made.groups.to_dict("records"), draft.used, strict=True):
         kind = draft.kinds[k]
         n = int(draft.allocation.groups[k])
@@ -1154,6 +1180,7 @@ def _as_dict(made: Plan) -> dict:
                     for name in ("t0", "per_sequence", "per_cached_token", "per_prefill_token")
                 },
                 "launch": lines[:n],
+                "policy": policies[kind.label].to_dict() if kind.label in policies else None,
             }
         )
         lines = lines[n:]
