@@ -13,9 +13,9 @@ Block 3
 The waiting time W_k (7) is a convex function of the utilisation v_k and enters both programs by
 tangents. With routing fixed, LP2 is therefore exact. In LP1 the product pi_ik W_k is taken to first
 order around the current point, and the step towards its solution is halved until the objective of
-:func:`evaluate` falls; the very first LP1 sees W_k at its largest value, so it promises nothing it
-cannot keep. Every accepted step lowers :func:`evaluate`, and there are finitely many (z, delta), so
-the algorithm ends. It ends at a point that no block improves, which need not be the optimum.
+:func:`evaluate` falls; the very first LP1 sees W_k at the largest value at which it admits anything,
+so it promises nothing it cannot keep. Every accepted step lowers :func:`evaluate`, and there are finitely
+many (z, delta), so the algorithm ends. It ends at a point that no block improves, which need not be the optimum.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from scipy import sparse
 from kvcache.ambiguity import Wasserstein1
 from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
 from kvcache.problem import Problem
+from kvcache.queueing import wait_at
 from kvcache.solvers.highs import new_highs
 from kvcache.solvers.relaxation import Box, Data, Point, Relaxation
 
@@ -159,8 +160,6 @@ class _Block1:
         self.data = Data.of(problem, None if fixed is None else problem.input_tokens + fixed)
         self.root = Box.root(self.data)
         self.best_eta = problem.unconstrained_reservations()
-        top = problem.utilisation_bounds
-        self.longest_waits = problem.queueing_factors * top / (1 - top)
         if per_sample:
             self._make_dual()
         else:
@@ -235,15 +234,18 @@ class _Block1:
 
     # ---- LP1 ----------------------------------------------------------------------------------
 
-    def route(self, now: Policy, result: Evaluation) -> Floats:
-        """(I, K) LP1: the routing that minimises the objective, taken to first order where pi meets W."""
+    def route(self, now: Policy, result: Evaluation, level: float = 1.0) -> Floats:
+        """(I, K) LP1: the routing that minimises the objective, taken to first order where pi meets W.
+
+        ``level`` bounds the utilisation, and with it the wait that a first routing is promised.
+        """
         x, costs = self.problem, self.problem.costs
         group = _Groups.of(x, now)
         classes, configs = group.per_token.shape
         pi, phi = now.routing[:, group.index], x.queueing_factors[group.index]
         # Before anything is routed waits are taken at their largest: LP1 promises nothing it cannot keep.
-        waits = np.minimum(result.waits, self.longest_waits) if pi.any() else self.longest_waits
-        waits = waits[group.index]
+        waits = wait_at(np.minimum(x.utilisation_bounds, level), x.queueing_factors)
+        waits = (np.minimum(result.waits, waits) if pi.any() else waits)[group.index]
 
         # columns: pi (I x K), s (I), w (K) in units of phi, v (K)
         P = classes * configs
@@ -264,7 +266,7 @@ class _Block1:
         tardy[np.arange(classes), s] = -1.0
         tardy[:, w] = pi * phi
         program = _Program(
-            cost, np.concatenate([np.ones(P), np.full(classes + configs, np.inf), np.ones(configs)])
+            cost, np.concatenate([np.ones(P), np.full(classes + configs, np.inf), np.full(configs, level)])
         )
         program.add_rows(
             rows, np.concatenate([np.ones(classes), 1 - group.cached, -group.cached, pi @ waits])
@@ -402,6 +404,12 @@ class _Block1:
     def _step(self, policy: Policy, result: Evaluation) -> tuple[Policy, Evaluation]:
         """From the current routing towards LP1's, as far as the objective falls."""
         target = self.route(policy, result)
+        if not policy.routing.any():
+            # At the longest wait nobody may be worth serving: then at shorter ones, of emptier groups.
+            for level in reversed(_LEVELS):
+                if target.any():
+                    break
+                target = self.route(policy, result, level)
         eta = policy.reservations - self.problem.input_tokens
         best = policy, result
         length = 1.0
@@ -706,7 +714,8 @@ def solve(
     reservations : (I,) prescribed r_i in tokens, which then stay as they are.
     max_iterations : T_max.
     enumerate_up_to : where there are at most so many z, ``resolve`` branches on z and bounds by the
-        relaxation, so that its result is the best z of all for Block 1. Beyond, it ends at a z that
+        relaxation: no z is better for Block 1, which goes on from the present reservations and routing
+        and may end elsewhere from others. Beyond, it ends at a z that
         withstands two searches. One tries adjacent partitions (a group more or less, an exchange, in
         steps 1, 2, 4, ...); it is left out where there are too many for the size of the programs
         (``_NEIGHBOURHOOD``). The other takes the z of least cost, pi re-optimised, for the present
@@ -774,7 +783,11 @@ def solve(
 
 
 def _start(problem: Problem, start: Policy | ArrayLike | None, fixed: Floats | None) -> Policy:
-    """The initial policy: nothing routed, mean reservations, no prefix cached (line 1 of Algorithm 1)."""
+    """The initial policy: nothing routed, mean reservations, no prefix cached (line 1 of Algorithm 1).
+
+    A class that costs more at its mean than to be rejected would never be routed: it has the reservation of
+    least worst-case cost.
+    """
     shape = len(problem.classes), len(problem.configs)
     if isinstance(start, Policy):
         if start.routing.shape != shape:
@@ -786,8 +799,11 @@ def _start(problem: Problem, start: Policy | ArrayLike | None, fixed: Floats | N
     z = first_groups(problem) if start is None else np.asarray(start)
     if z.shape != shape[1:] or problem.group_gpus @ z > problem.gpus:
         raise ValueError(f"start: z = {z.tolist()}; expected {shape[1]} numbers within {problem.gpus} GPUs")
-    eta = np.array([c.output.mean for c in problem.classes]) if fixed is None else fixed
-    return Policy.of(problem, z, eta, np.zeros(shape), np.zeros(shape, dtype=bool))
+    if fixed is None:
+        means = np.array([c.output.mean for c in problem.classes])
+        worst = np.array([problem.worst_case(i, float(e)) for i, e in enumerate(means)])
+        fixed = np.where(worst < problem.costs.rejection, means, problem.unconstrained_reservations())
+    return Policy.of(problem, z, fixed, np.zeros(shape), np.zeros(shape, dtype=bool))
 
 
 def _resolve(

@@ -292,6 +292,16 @@ def test_prescribed_reservations_stay():
     np.testing.assert_array_equal(bcd.solve(x, reservations=r).policy.reservations, r)
 
 
+@sizes
+@pytest.mark.parametrize("change", [{"rho": 200.0}, {"headroom": 0.0}, {"rho": 200.0, "headroom": 0.0}])
+def test_a_start_that_seems_too_dear_is_no_reason_to_reject_everything(block3, change):
+    """Mean reservations that cost more than to reject; no headroom, and so no end to the first waits."""
+    x = builders.scalability(3, 4, 100, 8, 0, **change)
+    solution = bcd.solve(x, block3=block3)
+    assert solution.policy.admission.min() > 0.99
+    assert solution.objective <= solve(x, gap=1e-3).objective * (1 + 1e-3)
+
+
 def test_no_gpus_means_no_service():
     solution = bcd.solve(case("memory", 0, gpus=0))
     assert not solution.policy.routing.any()
