@@ -50,7 +50,6 @@ BLOCK3 = ("resolve", "literal")
 # A step counts when it lowers the objective by more than this share.
 _PROGRESS = 1e-9
 _ALTERNATION_PROGRESS = 1e-7
-_ALTERNATIONS = 40
 _HALVINGS = 8
 # HiGHS's options for a program that it gave up on, tried in turn from no basis.
 _RESCUES = (
@@ -383,10 +382,8 @@ class _Block1:
     def run(self, policy: Policy) -> tuple[Policy, Evaluation]:
         """Alternate LP1 and LP2 from a feasible policy until neither lowers the objective."""
         result = evaluate(self.problem, policy)
-        for _ in range(_ALTERNATIONS):
+        while policy.groups.any() and not self.expired():
             before = result.objective
-            if self.expired() or not policy.groups.any():
-                break
             policy, result = self._step(policy, result)
             if self.fixed is None:
                 candidate = repaired(

@@ -302,6 +302,14 @@ def test_a_start_that_seems_too_dear_is_no_reason_to_reject_everything(block3, c
     assert solution.objective <= solve(x, gap=1e-3).objective * (1 + 1e-3)
 
 
+def test_block_1_ends_where_it_has_converged():
+    """Here it takes more than forty alternations; started again from its result, it finds nothing more."""
+    x = builders.scalability(3, 4, 60, 12, 15, load=1.5)
+    found = bcd.solve(x, block3="literal")
+    again = bcd.solve(x, block3="literal", start=found)
+    assert again.objective >= found.objective * (1 - 1e-6)
+
+
 def test_no_gpus_means_no_service():
     solution = bcd.solve(case("memory", 0, gpus=0))
     assert not solution.policy.routing.any()
