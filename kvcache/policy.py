@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvcache.problem import Problem
 from kvcache.queueing import wait_at
 
-__all__ = ["Evaluation", "Policy", "Solution", "evaluate", "repaired"]
+__all__ = ["Evaluation", "Policy", "Solution", "Status", "evaluate", "repaired"]
 
 Floats = NDArray[np.float64]
 
@@ -254,13 +255,29 @@ def repaired(
     return Policy.of(problem, groups, eta, routing * shrink, delta)
 
 
+class Status(StrEnum):
+    """How a solver ended. There is a policy with the first two alone."""
+
+    OPTIMAL = "optimal"  # the gap is closed as asked
+    FEASIBLE = "feasible"  # stopped before, or a heuristic
+    NO_POLICY = "no policy"  # none was found within the limits
+    TOO_LARGE = "does not fit"  # the licence of the solver does not admit the program
+    NOT_INSTALLED = "not installed"
+    FAILED = "failed"  # the solver gave up
+
+    @property
+    def solved(self) -> bool:
+        """Whether there is a policy."""
+        return self in (Status.OPTIMAL, Status.FEASIBLE)
+
+
 @dataclass(frozen=True, eq=False)
 class Solution:
     """What every solver returns.
 
     ``lower_bound`` is a proven bound on (6) or -inf; ``gap`` = (objective - lower_bound) / |objective|.
-    ``status``: ``optimal`` (gap closed as asked), ``feasible`` (stopped early, or a heuristic), or a
-    plain sentence when no policy could be computed (then ``policy`` is None and ``objective`` inf).
+    ``status`` is a `Status`; where it is not ``optimal``, ``message`` may say why. Without a policy
+    ``policy`` is None and ``objective`` inf.
     ``history`` holds the objective after each accepted step. ``certificate`` is what a solver may want to
     know again when it starts from this solution: opaque, picklable, None where there is none.
     """
@@ -270,11 +287,18 @@ class Solution:
     terms: Mapping[str, float]
     lower_bound: float
     seconds: float
-    status: str
+    status: Status
     method: str
     iterations: int = 0
     history: Sequence[float] = field(default_factory=tuple)
     certificate: object = field(default=None, repr=False)
+    message: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "status", Status(self.status))
+        if self.status.solved != (self.policy is not None):
+            found = "without a policy" if self.policy is None else "with a policy"
+            raise ValueError(f"status: {self.status}, {found}; expected both or neither")
 
     @property
     def gap(self) -> float:
@@ -290,12 +314,13 @@ class Solution:
         policy: Policy,
         *,
         seconds: float,
-        status: str,
+        status: Status,
         method: str,
         lower_bound: float = -np.inf,
         iterations: int = 0,
         history: Sequence[float] = (),
         certificate: object = None,
+        message: str = "",
     ) -> Solution:
         """The solution with its objective taken from :func:`evaluate`."""
         result = evaluate(problem, policy)
@@ -310,4 +335,5 @@ class Solution:
             iterations,
             tuple(history),
             certificate,
+            message,
         )

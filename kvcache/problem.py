@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from numbers import Real
 from pathlib import Path
 
 import numpy as np
@@ -38,8 +39,16 @@ def _check(condition: bool, what: str, found: object, expected: str) -> None:
         raise ValueError(f"{what}: {found}; expected {expected}")
 
 
-def _finite(value: float) -> bool:
-    return bool(np.isfinite(value))
+def _number(what: str, value: float) -> float:
+    if not isinstance(value, Real):
+        raise TypeError(f"{what}: {value!r}, a {type(value).__name__}; expected a number")
+    return value
+
+
+def _all(what: str, values: tuple, kind: type) -> None:
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{what}: {value!r}, a {type(value).__name__}; expected a {kind.__name__}")
 
 
 @dataclass(frozen=True)
@@ -65,30 +74,20 @@ class RequestClass:
 
     def __post_init__(self) -> None:
         where = f"class {self.name!r}"
+        for name, unit in (
+            ("arrival_rate", "requests/s"),
+            ("input_tokens", "tokens"),
+            ("latency_slo", "seconds"),
+        ):
+            value = _number(f"{where}: {name}", getattr(self, name))
+            _check(0 < value < np.inf, f"{where}: {name}", value, f"> 0 {unit} and finite")
         _check(
-            _finite(self.arrival_rate) and self.arrival_rate > 0,
-            f"{where}: arrival_rate",
-            self.arrival_rate,
-            "> 0 requests/s and finite",
-        )
-        _check(
-            _finite(self.input_tokens) and self.input_tokens > 0,
-            f"{where}: input_tokens",
-            self.input_tokens,
-            "> 0 tokens and finite",
-        )
-        _check(
-            _finite(self.prefix_tokens) and 0 <= self.prefix_tokens <= self.input_tokens,
+            0 <= _number(f"{where}: prefix_tokens", self.prefix_tokens) <= self.input_tokens,
             f"{where}: prefix_tokens",
             self.prefix_tokens,
             f"within [0, input_tokens = {self.input_tokens}]",
         )
-        _check(
-            _finite(self.latency_slo) and self.latency_slo > 0,
-            f"{where}: latency_slo",
-            self.latency_slo,
-            "> 0 seconds and finite",
-        )
+        _all(f"{where}: output", (self.output,), LengthDistribution)
 
     @property
     def max_output_tokens(self) -> int:
@@ -112,11 +111,11 @@ class Costs:
 
     def __post_init__(self) -> None:
         for name in ("preemption", "waste"):
-            value = getattr(self, name)
-            _check(_finite(value) and value > 0, f"costs: {name}", value, "> 0 and finite")
+            value = _number(f"costs: {name}", getattr(self, name))
+            _check(0 < value < np.inf, f"costs: {name}", value, "> 0 and finite")
         for name in ("slo", "rejection", "gpu"):
-            value = getattr(self, name)
-            _check(_finite(value) and value >= 0, f"costs: {name}", value, ">= 0 and finite")
+            value = _number(f"costs: {name}", getattr(self, name))
+            _check(0 <= value < np.inf, f"costs: {name}", value, ">= 0 and finite")
 
     @property
     def ratio(self) -> float:
@@ -154,14 +153,22 @@ class Problem:
             "none",
             "at least one configuration; if weights fit no configuration, use more GPUs per group",
         )
+        for what, values, kind in (
+            ("classes", self.classes, RequestClass),
+            ("configs", self.configs, ServingConfig),
+            ("costs", (self.costs,), Costs),
+            ("ambiguity", (self.ambiguity,), AmbiguitySet),
+        ):
+            _all(what, values, kind)
         for what, names in (
             ("classes", [c.name for c in self.classes]),
             ("configs", [c.name for c in self.configs]),
         ):
             repeated = sorted({n for n in names if names.count(n) > 1})
             _check(not repeated, f"{what}: repeated names", repeated, "each name once")
-        _check(self.gpus == int(self.gpus) and self.gpus >= 0, "gpus", self.gpus, "a whole number >= 0")
-        _check(_finite(self.headroom) and self.headroom >= 0, "headroom", self.headroom, ">= 0 and finite")
+        whole = _number("gpus", self.gpus) >= 0 and self.gpus % 1 == 0
+        _check(whole, "gpus", self.gpus, "a whole number >= 0")
+        _check(0 <= _number("headroom", self.headroom) < np.inf, "headroom", self.headroom, ">= 0 and finite")
 
     # ---- arrays over classes ------------------------------------------------------------------
 

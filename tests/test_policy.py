@@ -15,7 +15,7 @@ from kvcache import (
     evaluate,
 )
 from kvcache.ambiguity import Wasserstein1
-from kvcache.policy import repaired
+from kvcache.policy import Status, repaired
 
 OUTPUT = LengthDistribution.from_counts([2, 6], [1, 1], 10)
 
@@ -233,3 +233,17 @@ def test_solution_takes_its_numbers_from_evaluate():
     assert s.objective == evaluate(x, p).objective
     assert s.gap == pytest.approx((s.objective - 90) / s.objective)
     assert Solution.of(x, p, seconds=1.0, status="feasible", method="by hand").gap == np.inf
+
+
+def test_a_status_is_one_of_few_and_tells_whether_there_is_a_policy():
+    x = problem()
+    p = policy(x)
+    solution = Solution.of(x, p, seconds=1.0, status="feasible", method="by hand", message="why")
+    assert solution.status is Status.FEASIBLE
+    assert solution.message == "why"
+    with pytest.raises(ValueError, match="'good enough' is not a valid Status"):
+        Solution.of(x, p, seconds=1.0, status="good enough", method="by hand")
+    with pytest.raises(ValueError, match="status: does not fit, with a policy"):
+        Solution.of(x, p, seconds=1.0, status=Status.TOO_LARGE, method="by hand")
+    with pytest.raises(ValueError, match="status: optimal, without a policy"):
+        Solution(None, np.inf, {}, -np.inf, 0.0, Status.OPTIMAL, "by hand")

@@ -194,3 +194,27 @@ def request_class(**changes):
 def test_bad_input_is_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: request_class(arrival_rate="3"), "class 'a': arrival_rate: '3', a str; expected a number"),
+        (lambda: request_class(prefix_tokens=None), "class 'a': prefix_tokens: None, a NoneType"),
+        (lambda: request_class(output=[1, 2]), r"output: \[1, 2\], a list; expected a LengthDistribution"),
+        (lambda: Costs(gpu="1"), "costs: gpu: '1', a str; expected a number"),
+        (lambda: toy(ambiguity=None), "ambiguity: None, a NoneType; expected a AmbiguitySet"),
+        (lambda: toy(costs=5.0), "costs: 5.0, a float; expected a Costs"),
+        (lambda: toy(classes=("chat",)), "classes: 'chat', a str; expected a RequestClass"),
+        (lambda: toy(gpus="8"), "gpus: '8', a str; expected a number"),
+        (lambda: toy(headroom=None), "headroom: None, a NoneType; expected a number"),
+    ],
+)
+def test_wrong_types_are_named(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_numbers_of_numpy_are_numbers():
+    made = request_class(arrival_rate=np.float32(2), input_tokens=np.int64(10))
+    assert toy(classes=(made,), gpus=np.int64(4)).arrival_rates.tolist() == [2.0]

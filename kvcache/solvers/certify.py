@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvcache.policy import Policy, Solution, evaluate
+from kvcache.policy import Policy, Solution, Status, evaluate
 from kvcache.problem import Problem
 from kvcache.solvers.levels import Grid, Levels, grid
 from kvcache.solvers.polish import fit, polish, prefixes_for
@@ -131,6 +131,7 @@ class _Search:
     pool: Tangents = field(default_factory=dict)
     models: dict[tuple[int, ...], Relaxation] = field(default_factory=dict)
     whole: Levels | None = None
+    stopped: str = ""
     leaves: list[tuple[Box, tuple[Program, object] | None]] = field(default_factory=list)
     records: dict[tuple, list[Floats]] = field(default_factory=dict)
 
@@ -541,7 +542,11 @@ class _Search:
         while self.open and self.value - self.lower_bound > self.gap * abs(self.value):
             self.current = heapq.heappop(self.open)
             while self.current is not None:
-                if self.nodes >= self.node_limit or time.perf_counter() > self.deadline:
+                if self.nodes >= self.node_limit:
+                    self.stopped = f"limit of {self.node_limit} boxes"
+                    return
+                if time.perf_counter() > self.deadline:
+                    self.stopped = "time limit"
                     return
                 children = self.expand(self.current)
                 self.nodes += 1
@@ -554,6 +559,8 @@ class _Search:
                 self.current = children[0] if dive else None
                 if self.progress is not None:
                     self.progress(self.lower_bound, self.value, self.nodes)
+        told = 2 * self.data.margin
+        self.stopped = f"no box is left: the linear programs tell costs apart by {told:.1e} at best"
 
     def node(self, bound: float, box: Box, part: Box, basis: tuple | None) -> _Node:
         self.created += 1
@@ -709,7 +716,8 @@ def solve(
     problem : Problem
     time_limit : seconds, or None. When it strikes, and on Ctrl-C, the best policy so far is returned
         with the bound proven so far, and status ``feasible``.
-    gap : relative distance between cost and lower bound at which to stop.
+    gap : relative distance between cost and lower bound at which to stop. One that floating point cannot
+        tell, below some 1e-6, may stay open; ``message`` says so.
     start : a policy (or a solution) to start from, for instance the one in force before a drift. It is
         brought into the constraints of this problem first, and ignored where its groups do not fit. A
         solution of `solve` also carries its proof (``certificate``), which is then repeated: see below.
@@ -726,6 +734,8 @@ def solve(
 
     Raises
     ------
+    TypeError
+        If ``start`` is neither a policy nor a solution.
     ValueError
         If ``gap`` is not positive, or ``reservations``, ``groups`` or a policy as ``start`` do not fit the
         problem.
@@ -744,6 +754,8 @@ def solve(
     if not gap > 0:
         raise ValueError(f"gap: {gap}; expected > 0")
     data = Data.of(problem, reservations, groups)
+    if not (start is None or isinstance(start, Policy | Solution)):
+        raise TypeError(f"start: {type(start).__name__}; expected a Policy or a Solution")
     search = _Search(data, gap, progress=progress)
     if time_limit is not None:
         search.deadline = began + time_limit
@@ -767,19 +779,20 @@ def solve(
         search.run()
     except KeyboardInterrupt:
         # The box in work and all open ones still count in the lower bound.
-        pass
+        search.stopped = "interrupted"
     bound = search.lower_bound
     closed = search.value - bound <= gap * abs(search.value)
     return Solution.of(
         problem,
         search.best,
         seconds=time.perf_counter() - began,
-        status="optimal" if closed else "feasible",
+        status=Status.OPTIMAL if closed else Status.FEASIBLE,
         method="certified",
         lower_bound=bound,
         iterations=search.nodes,
         history=search.history,
         certificate=search.certificate(),
+        message="" if closed else search.stopped,
     )
 
 

@@ -80,6 +80,13 @@ def unpacked(columns: bytes, rows: bytes) -> highspy.HighsBasis:
     return basis
 
 
+def _numbers(what: str, values: ArrayLike) -> Floats:
+    try:
+        return np.asarray(values, dtype=float)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{what}: {values!r}; expected an array of numbers") from error
+
+
 def wait(v: Floats) -> Floats:
     """v / (1 - v): the wait in units of phi_k, infinite from v = 1 on."""
     v = np.asarray(v, dtype=float)
@@ -107,7 +114,7 @@ class Data:
     ) -> Data:
         """``reservations`` (I,): r_i = L_in + eta_i in tokens, ``groups`` (K,): z; None to optimise them."""
         if groups is not None:
-            groups = np.asarray(groups, dtype=float)
+            groups = _numbers("groups", groups)
             if groups.shape != problem.group_gpus.shape or not np.all((groups >= 0) & (groups % 1 == 0)):
                 raise ValueError(f"groups: {groups.tolist()}; expected a whole number per configuration")
             if groups @ problem.group_gpus > problem.gpus:
@@ -118,11 +125,11 @@ class Data:
         if reservations is None:
             none = np.zeros(len(problem.classes))
             return cls(problem, none, problem.unconstrained_reservations(), groups)
-        eta = np.asarray(reservations, dtype=float) - problem.input_tokens
+        reserved = _numbers("reservations", reservations)
+        fits = reserved.shape == problem.input_tokens.shape
+        eta = reserved - problem.input_tokens if fits else np.nan
         slack = 1e-9 * problem.max_output_tokens
-        if eta.shape != (len(problem.classes),) or not np.all(
-            (eta >= -slack) & (eta <= problem.max_output_tokens + slack)
-        ):
+        if not np.all((eta >= -slack) & (eta <= problem.max_output_tokens + slack)):
             raise ValueError(
                 f"reservations: {reservations}; expected one per class within [L_in, L_in + L_max] tokens"
             )

@@ -323,6 +323,7 @@ def test_a_gap_below_floating_point_ends_the_search():
     solution = certify(case("queue", 0), gap=1e-12, node_limit=1000)
     assert solution.iterations < 1000
     assert solution.status == "feasible"
+    assert solution.message.startswith("no box is left: the linear programs tell costs apart by")
     assert solution.gap < 1e-6
 
 
@@ -354,7 +355,10 @@ def test_history_falls_to_the_objective():
 
 def test_limits_give_a_policy_and_a_bound(solved):
     x, best = solved
-    for limited in (certify(x, node_limit=0), certify(x, node_limit=2), certify(x, time_limit=0.0)):
+    limits = ({"node_limit": 0}, "0 boxes"), ({"node_limit": 2}, "2 boxes"), ({"time_limit": 0.0}, "time")
+    for limit, why in limits:
+        limited = certify(x, **limit)
+        assert why in limited.message
         assert limited.status == "feasible"
         assert limited.lower_bound <= best.objective
         assert limited.objective >= best.lower_bound
@@ -514,6 +518,12 @@ def test_errors_say_what_is_wrong():
     with pytest.raises(ValueError, match="one per class"):
         certify(x, reservations=x.input_tokens - 1)
     other = Policy(np.zeros(1), np.ones(2), np.zeros((2, 1)), np.zeros((2, 1)))
+    with pytest.raises(ValueError, match="one per class"):
+        certify(x, reservations=x.input_tokens[0])
+    with pytest.raises(TypeError, match="reservations: 'many'; expected an array of numbers"):
+        certify(x, reservations="many")
+    with pytest.raises(TypeError, match="start: list; expected a Policy or a Solution"):
+        certify(x, start=[1, 0])
     with pytest.raises(ValueError, match="start: routing of shape"):
         certify(x, start=other)
 

@@ -19,7 +19,7 @@ from kvcache.lengths import LengthDistribution
 from kvcache.paper import builders
 from kvcache.paper.digests import load_digest
 from kvcache.paper.methods.baselines import optimise, reservations, reserver_of
-from kvcache.policy import Policy, Solution, evaluate
+from kvcache.policy import Policy, Solution, Status, evaluate
 from kvcache.problem import Problem
 from kvcache.replay import PREEMPTION_FACTOR, REQUESTS, WHOLE, Workload, replay
 
@@ -175,7 +175,7 @@ def choose(
         raise ValueError(f"variant {variant!r}; expected one of {VARIANTS}")
     if variant == "-Routing":
         policy = uniform_routing(problem, reservations(method, problem), groups)
-        return Solution.of(problem, policy, seconds=0.0, status="feasible", method="uniform routing")
+        return Solution.of(problem, policy, seconds=0.0, status=Status.FEASIBLE, method="uniform routing")
     solved = problem
     if variant == "-DRO (SAA)":
         solved = problem.replace(ambiguity=Wasserstein1(0.0))
@@ -234,7 +234,7 @@ def point(
     reserver = reserver_of(method, built)
     eta = policy.reservations - built.input_tokens
     solved: dict[str, Any] = {
-        "status": solution.status,
+        "status": str(solution.status),
         "objective": solution.objective,
         "optimality_gap": solution.gap if np.isfinite(solution.gap) else None,
         **{f"{COLUMNS.get(name, name)}_term": value for name, value in solution.terms.items()},

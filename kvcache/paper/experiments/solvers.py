@@ -15,7 +15,7 @@ import pandas as pd
 from kvcache.paper import builders
 from kvcache.paper.methods import solve
 from kvcache.paper.published import published
-from kvcache.policy import Policy, Solution, evaluate
+from kvcache.policy import Policy, Solution, Status, evaluate
 from kvcache.problem import Problem
 
 __all__ = [
@@ -97,7 +97,7 @@ def _row(name: str, size: str, solution: Solution) -> dict[str, object]:
         "method": name,
         "objective": solution.objective if has else np.nan,
         "lower_bound": solution.lower_bound if np.isfinite(solution.lower_bound) else np.nan,
-        "status": solution.status.split(":")[0].split(";")[0],
+        "status": str(solution.status),
         "seconds": solution.seconds,
     }
 
@@ -137,7 +137,7 @@ def table3_seconds(timings: pd.DataFrame) -> pd.DataFrame:
     paper = pd.DataFrame(published("table_3")["rows"]).set_index("size")[["miblp_s", "bcd_s"]]
     paper.columns = ["paper: MIBLP", "paper: BCD"]
     seconds = timings.pivot(index="size", columns="method", values="seconds")
-    fits = timings.pivot(index="size", columns="method", values="status") != "does not fit"
+    fits = timings.pivot(index="size", columns="method", values="status") != Status.TOO_LARGE
     order = [name for name in METHODS if name in seconds.columns]
     table = paper.join(seconds.where(fits)[order])
     return table.loc[[f"{i}x{k}x{n}" for i, k, n, _ in builders.TABLE3_SIZES]].reset_index()

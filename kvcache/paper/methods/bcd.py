@@ -15,7 +15,8 @@ tangents. With routing fixed, LP2 is therefore exact. In LP1 the product pi_ik W
 order around the current point, and the step towards its solution is halved until the objective of
 :func:`evaluate` falls; the very first LP1 sees W_k at the largest value at which it admits anything,
 so it promises nothing it cannot keep. Every accepted step lowers :func:`evaluate`, and there are finitely
-many (z, delta), so the algorithm ends. It ends at a point that no block improves, which need not be the optimum.
+many (z, delta), so the algorithm ends. It ends at a point that no block improves, which need not be the
+optimum.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from kvcache.ambiguity import Wasserstein1
-from kvcache.policy import Evaluation, Policy, Solution, evaluate, repaired
+from kvcache.policy import Evaluation, Policy, Solution, Status, evaluate, repaired
 from kvcache.problem import Problem
 from kvcache.queueing import wait_at
 from kvcache.solvers.highs import new_highs
@@ -735,7 +736,7 @@ def solve(
             f"{type(problem.ambiguity).__name__}; use per_sample=False"
         )
     started = time.perf_counter()
-    fixed = None if reservations is None else np.asarray(reservations, dtype=float) - problem.input_tokens
+    fixed = None if reservations is None else Data.of(problem, reservations).low
     inner = _Block1(
         problem,
         per_sample=per_sample,
@@ -772,7 +773,7 @@ def solve(
         problem,
         policy,
         seconds=time.perf_counter() - started,
-        status="feasible",
+        status=Status.FEASIBLE,
         method=f"bcd-{block3}{'-per-sample' if per_sample else ''}",
         iterations=iterations,
         history=history,

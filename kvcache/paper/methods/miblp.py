@@ -25,8 +25,9 @@ from pyomo.contrib.solver.common.factory import SolverFactory
 from pyomo.contrib.solver.common.results import TerminationCondition
 
 from kvcache.ambiguity import Wasserstein1
-from kvcache.policy import Policy, Solution, evaluate, repaired
+from kvcache.policy import Policy, Solution, Status, evaluate, repaired
 from kvcache.problem import Problem
+from kvcache.solvers.relaxation import Data
 
 __all__ = ["SOLVERS", "build", "solve"]
 
@@ -209,8 +210,14 @@ def solve(
     Returns
     -------
     Solution
-        With the solver's proven bound. Where Gurobi's licence does not admit the model, ``status`` says
-        so and ``policy`` is None.
+        With the solver's proven bound. Where Gurobi's licence does not admit the model, or the solver gives
+        up, ``status`` says so, ``message`` what it told, and ``policy`` is None, or the best one so far.
+
+    Raises
+    ------
+    ValueError
+        For an unknown solver, the literal form of another set, or ``reservations`` that do not fit the
+        problem.
     """
     if solver not in SOLVERS:
         raise ValueError(f"solver is {solver!r}; expected one of {sorted(SOLVERS)}")
@@ -218,16 +225,16 @@ def solve(
     method = f"miblp-{'compact' if compact else 'literal'}-{solver}"
     model = build(problem, compact=compact)
     if reservations is not None:
-        for i, r in enumerate(np.asarray(reservations, dtype=float)):
-            model.r[i].fix(r)
+        for i, eta in enumerate(Data.of(problem, reservations).low):
+            model.r[i].fix(problem.input_tokens[i] + eta)
             if compact:
-                add_cut(model, problem, i, r - problem.input_tokens[i])
+                add_cut(model, problem, i, eta)
     options = {**(SCIP_OPTIONS if solver == "scip" else {}), **(solver_options or {})}
     program_solver = SolverFactory(SOLVERS[solver])
     if not program_solver.available():
-        return _nothing(f"{solver} is not installed", method, started)
+        return _nothing(Status.NOT_INSTALLED, f"{solver} is not installed", method, started)
     best: Solution | None = None
-    bound, rounds, finished = -np.inf, 0, True
+    bound, rounds, finished, failure = -np.inf, 0, True, ""
     while True:
         left = None if time_limit is None else time_limit - (time.perf_counter() - started)
         if left is not None and left <= 0:
@@ -244,15 +251,19 @@ def solve(
                 raise_exception_on_nonoptimal_result=False,
                 solver_options=options,
             )
-        except Exception as error:  # each interface raises a type of its own
-            if "license" not in str(error).lower():
+        except Exception as error:  # each interface raises a type of its own, SCIP's a bare exception
+            if "license" in str(error).lower():
+                return _nothing(
+                    Status.TOO_LARGE,
+                    f"{error}; use compact=True, whose size does not depend on the number of samples, or "
+                    "solver='scip'",
+                    method,
+                    started,
+                )
+            if not (str(error).startswith("SCIP: ") or type(error).__name__ == "GurobiError"):
                 raise
-            return _nothing(
-                f"does not fit: {error}; use compact=True, whose size does not depend on the number of "
-                "samples, or solver='scip'",
-                method,
-                started,
-            )
+            finished, failure = False, str(error)
+            break
         if results.objective_bound is not None and np.isfinite(results.objective_bound):
             bound = max(bound, float(results.objective_bound))
         if results.incumbent_objective is None or not np.isfinite(results.incumbent_objective):
@@ -263,7 +274,7 @@ def solve(
         result = evaluate(problem, policy)
         if best is None or result.objective < best.objective:
             best = Solution.of(
-                problem, policy, seconds=0.0, status="feasible", method=method, iterations=rounds
+                problem, policy, seconds=0.0, status=Status.FEASIBLE, method=method, iterations=rounds
             )
         if results.termination_condition != TerminationCondition.convergenceCriteriaSatisfied:
             finished = False
@@ -279,18 +290,20 @@ def solve(
                 add_cut(model, problem, i, float(np.clip(eta[i], 0, problem.max_output_tokens[i])))
     seconds = time.perf_counter() - started
     if best is None:
-        return _nothing(f"no policy within {time_limit} s", method, started, bound)
+        status = Status.FAILED if failure else Status.NO_POLICY
+        return _nothing(status, failure or f"no policy within {time_limit} s", method, started, bound)
     closed = best.objective - bound <= gap * abs(best.objective) * (1 + 1e-6)
     return Solution.of(
         problem,
         best.policy,
         seconds=seconds,
-        status="optimal" if finished and closed else "feasible",
+        status=Status.OPTIMAL if finished and closed else Status.FEASIBLE,
         method=method,
         lower_bound=bound,
         iterations=rounds,
+        message=failure,
     )
 
 
-def _nothing(status: str, method: str, started: float, bound: float = -np.inf) -> Solution:
-    return Solution(None, np.inf, {}, bound, time.perf_counter() - started, status, method)
+def _nothing(status: Status, message: str, method: str, started: float, bound: float = -np.inf) -> Solution:
+    return Solution(None, np.inf, {}, bound, time.perf_counter() - started, status, method, message=message)

@@ -5,8 +5,8 @@ from solver_cases import case
 
 from kvcache import CVaR, Wasserstein1, evaluate, solve
 from kvcache.paper import builders
-from kvcache.paper.methods import miblp
-from kvcache.policy import Policy
+from kvcache.paper.methods import bcd, miblp
+from kvcache.policy import Policy, Status
 
 
 def test_the_literal_form_has_a_theta_per_sample_and_the_compact_form_none():
@@ -101,9 +101,9 @@ def test_a_model_beyond_gurobis_free_size_gives_a_plain_message():
         model.optimize()
     except gurobipy.GurobiError:
         solution = miblp.solve(x, solver="gurobi")
-        assert solution.status.startswith("does not fit")
-        assert "compact=True" in solution.status
-        assert "scip" in solution.status
+        assert solution.status is Status.TOO_LARGE
+        assert "compact=True" in solution.message
+        assert "scip" in solution.message
         assert solution.policy is None
         assert solution.gap == np.inf
     else:
@@ -121,7 +121,8 @@ def test_time_limits_return_a_bound_and_at_most_a_policy():
     x = builders.scalability(5, 5, 60, 8, seed=1)
     solution = miblp.solve(x, time_limit=0.0)
     assert solution.policy is None
-    assert solution.status == "no policy within 0.0 s"
+    assert solution.status is Status.NO_POLICY
+    assert solution.message == "no policy within 0.0 s"
 
 
 def test_node_limits_stop_without_the_clock():
@@ -138,6 +139,35 @@ def test_prescribed_reservations_stay():
         solution = miblp.solve(x, compact=compact, reservations=r)
         np.testing.assert_allclose(solution.policy.reservations, r, rtol=1e-9)
         assert solution.status == "optimal"
+
+
+@pytest.mark.parametrize("wrong", ["one too few", "below the prompt"])
+@pytest.mark.parametrize("solver", [miblp.solve, bcd.solve])
+def test_reservations_that_do_not_fit_are_refused(solver, wrong):
+    x = case("queue", 0)
+    r = x.input_tokens[:-1] + 5 if wrong == "one too few" else x.input_tokens - 1
+    with pytest.raises(ValueError, match=r"reservations: .*expected one per class within"):
+        solver(x, reservations=r)
+
+
+@pytest.mark.parametrize(("message", "ends"), [("SCIP: error in LP solver!", True), ("a bug", False)])
+def test_a_solver_that_gives_up_says_so(monkeypatch, message, ends):
+    class GivesUp:
+        def available(self):
+            return True
+
+        def solve(self, *_, **__):
+            raise Exception(message)
+
+    monkeypatch.setattr(miblp, "SolverFactory", lambda _: GivesUp())
+    if not ends:
+        with pytest.raises(Exception, match="a bug"):
+            miblp.solve(case("queue", 0))
+        return
+    solution = miblp.solve(case("queue", 0))
+    assert solution.status is Status.FAILED
+    assert solution.message == message
+    assert solution.policy is None
 
 
 def test_without_radius_the_worst_case_is_the_mean():
