@@ -8,8 +8,9 @@ In reading order:
 - `queueing`, `problem`, `policy`: waits, the joint problem and what a policy costs;
 - `solvers`: the best policy, with a proof;
 - `replay`: what a policy is worth by the paper's model, `engine`: by how a paged engine decides;
-- `requests`, `planner`: from a trace to request classes, and to what to start, judged by replay;
-- `rolling`: reservations that follow a drift; `files`: written whole or not at all.
+- `rolling`: reservations that follow a drift;
+- `requests`, `planner`: request classes and what to start for them, `vllm`: a scheduler for that engine;
+- `files`: written whole or not at all.
 
 The reproduction, `paper`, stands on these; none of them imports it.
 """
