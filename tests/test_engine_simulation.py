@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvcache.engine import Headroom, StepCost, Watermark, simulate
+from kvcache.engine import Headroom, StepCost, Watermark, group, simulate
 from kvcache.engine.blocks import FreeBlocks
 from kvcache.engine.group import Kept
 
@@ -165,11 +165,20 @@ def plain(
     return pd.DataFrame(rows, columns=COLUMNS), steps, most
 
 
-workloads = st.lists(
-    st.tuples(st.sampled_from([0.0, 0.05, 0.1, 0.37, 1.0, 2.5, 9.0]), st.integers(1, 40), st.integers(1, 50)),
+def crowd(seed):
+    """Requests enough to fill a small pool, some at once and some later."""
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(4, 30))
+    arrival = np.where(rng.random(count) < 0.3, 0.0, rng.uniform(0, rng.choice([0.5, 3.0, 12.0]), count))
+    return table(np.column_stack([arrival, rng.integers(1, 41, count), rng.integers(1, 51, count)]))
+
+
+few = st.lists(
+    st.tuples(st.sampled_from([0.0, 0.05, 0.1, 0.37, 1.0]), st.integers(1, 40), st.integers(1, 50)),
     min_size=1,
-    max_size=25,
+    max_size=6,
 ).map(table)
+workloads = few | st.integers(0, 2**32 - 1).map(crowd)
 limits = st.fixed_dictionaries(
     {
         "pool": st.integers(96, 400),
@@ -248,6 +257,39 @@ def test_everyone_ends_in_turn_and_nothing_is_lost(requests, limit, share):
     assert (np.diff(order["admitted_s"]) >= 0).all()
     assert result.timeline["used_blocks"].iloc[-1] == result.timeline["running"].iloc[-1] == 0
     assert result.seconds == pytest.approx(rows["finish_s"].max() - rows["arrival_s"].min())
+
+
+def test_prompts_alone_stall_those_that_decode_and_not_those_that_join():
+    requests = table([(0.0, 10, 40), (0.1, 200, 9), (0.1, 100, 9)])
+    rows = simulate(requests, pool=1_600, step_cost=COST, prompts="alone", max_batched_tokens=256).requests
+    one, other = COST.seconds(0, 0, 200), COST.seconds(0, 0, 100)
+    # Both prompts are computed before the first request goes on; the last to join waits for nobody.
+    assert rows["worst_gap_s"][0] == pytest.approx(one + other + COST.seconds(3, 10 + 3 + 200 + 100))
+    assert rows["worst_gap_s"][1] == pytest.approx(other + COST.seconds(3, 313))
+    assert rows["worst_gap_s"][2] == pytest.approx(COST.seconds(3, 313 + 8 * 3 + 1), rel=1e-3)
+    assert rows["first_token_s"][2] - rows["first_token_s"][1] == pytest.approx(other)
+
+
+def test_a_large_prompt_enters_an_empty_group_whatever_the_watermark():
+    requests = table([(0.0, 10, 30), (0.1, 60, 3)])
+    rows = simulate(requests, pool=64, step_cost=COST, block=4, admission=Watermark(0.2)).requests
+    assert rows["admitted_s"][1] == rows["finish_s"][0]
+
+
+def test_long_records_of_iterations_are_shortened_without_loss(monkeypatch):
+    requests = crowd(3)
+    options = {"pool": 200, "step_cost": COST, "block": 4}
+    whole = simulate(requests, **options)
+    monkeypatch.setattr(group, "PEAKS", 3)
+    pd.testing.assert_frame_equal(simulate(requests, **options).requests, whole.requests)
+
+
+def test_what_is_dropped_makes_room_at_once():
+    # The first prompt fills 10 of 17 blocks and keeps 2 of them: the second enters in the next iteration.
+    requests = table([(0.0, 40, 20), (0.0, 30, 5)])
+    kept = Kept([8.0, 8.0], [8.0, 8.0])
+    rows = simulate(requests, pool=68, block=4, step_cost=COST, kept=kept).requests
+    assert rows["admitted_s"][1] == rows["first_token_s"][0]
 
 
 def test_a_hand_worked_eviction():
