@@ -208,7 +208,28 @@ def test_every_decision_is_that_of_the_plain_scheduler(requests, limit, share, b
     assert result.timeline["used_blocks"].max() <= most <= limit["pool"] // limit["block"]
 
 
-@settings(max_examples=100, deadline=None)
+def compare(requests, limit, share, prompts, received, kept, jump):
+    """The simulation of other systems against the plain one."""
+    if received:
+        requests = requests.assign(output_tokens=requests["output_tokens"] + 1)
+        limit = {**limit, "pool": limit["pool"] + 16}
+        prompts = "whole" if prompts == "alone" else prompts
+    if kept is not None:
+        most, least = (np.full(len(requests), float(n)) for n in kept[:2])
+        kept = Kept(least, most, kept[2], page=4)
+    other = {"prompts": prompts, "received": received, "kept": kept}
+    rule = Watermark(share)
+    result = simulate(
+        requests, step_cost=COST, admission=rule, max_batched_tokens=24, jump=jump, **other, **limit
+    )
+    spare = rule.free_blocks(limit["pool"] // limit["block"], limit["block"])
+    expected, steps, most = plain(requests, spare=spare, budget=24, **other, **limit)
+    assert result.steps == steps
+    np.testing.assert_allclose(result.requests[COLUMNS].astype(float), expected, rtol=1e-9, atol=1e-12)
+    assert result.timeline["used_blocks"].max() <= most <= limit["pool"] // limit["block"]
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     workloads,
     limits,
@@ -219,28 +240,21 @@ def test_every_decision_is_that_of_the_plain_scheduler(requests, limit, share, b
     st.booleans(),
 )
 def test_so_is_that_of_other_systems(requests, limit, share, prompts, received, kept, jump):
-    if received:
-        requests = requests.assign(output_tokens=requests["output_tokens"] + 1)
-        limit = {**limit, "pool": limit["pool"] + 16}
-        prompts = "whole" if prompts == "alone" else prompts
-    if kept is not None:
-        most, least = (np.full(len(requests), float(n)) for n in kept[:2])
-        kept = Kept(least, most, kept[2], page=4)
-    other = {"prompts": prompts, "received": received, "kept": kept}
-    result = simulate(
-        requests,
-        step_cost=COST,
-        admission=Watermark(share),
-        max_batched_tokens=24,
-        jump=jump,
-        **other,
-        **limit,
-    )
-    spare = int(share * (limit["pool"] // limit["block"] + 1))
-    expected, steps, most = plain(requests, spare=spare, budget=24, **other, **limit)
-    assert result.steps == steps
-    np.testing.assert_allclose(result.requests[COLUMNS].astype(float), expected, rtol=1e-9, atol=1e-12)
-    assert result.timeline["used_blocks"].max() <= most <= limit["pool"] // limit["block"]
+    compare(requests, limit, share, prompts, received, kept, jump)
+
+
+@pytest.mark.parametrize("prompts", ["chunked", "whole", "alone"])
+@pytest.mark.parametrize("kept", [None, (20, 30, 0.0), (15, 25, 0.3)])
+def test_so_it_is_in_crowds(prompts, kept):
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        limit = {
+            "pool": int(rng.integers(96, 160)),
+            "block": int(rng.choice([1, 4, 16])),
+            "max_running": int(rng.integers(2, 9)),
+            "prefix_cache": bool(rng.random() < 0.5),
+        }
+        compare(crowd(seed), limit, 0.0, prompts, prompts != "alone" and seed % 3 == 0, kept, seed % 2 == 0)
 
 
 @settings(max_examples=60, deadline=None)
