@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -232,8 +233,8 @@ def reduce_trace(
     until_s : length of the period from the start of the first window, seconds; later rows are
         dropped and counted.
     joint : count pairs of prompt and output length instead of each length by itself.
-    bucket : above 0, lengths whose logarithms lie in one bucket of that width count as one (with 0.02,
-        lengths that are within 2 %): 44 million requests then have thousands of pairs a window.
+    bucket : above 0, lengths whose logarithms lie in one bucket of that width count as one (with 0.05,
+        lengths that are within 5 %): 44 million requests then have thousands of pairs a window.
 
     Returns
     -------
@@ -243,7 +244,7 @@ def reduce_trace(
     report : ReadReport
     """
     if not 0 <= bucket < 1:
-        raise ValueError(f"bucket: {bucket}; expected a width from 0 to below 1, such as 0.02")
+        raise ValueError(f"bucket: {bucket}; expected a width from 0 to below 1, such as 0.05")
     key = ["class", "window", *(("input", "output") if joint else ("field", "tokens"))]
     scan = _Scan(path, format, **options)
     late = 0
@@ -254,7 +255,7 @@ def reduce_trace(
         if window_s is not None and np.isnan(arrival[0]):
             raise TraceError(f"{scan.path.name}: no arrival times; expected them for windows")
         window = np.floor(arrival / (window_s or np.inf))
-        cells = {"class": chunk.codes, "window": np.nan_to_num(window).astype(np.int64)}
+        cells = {"class": chunk.codes, "window": np.nan_to_num(window).astype(np.int32)}
         within = np.ones(arrival.size, bool) if until_s is None else ~(arrival >= until_s)
         late += int((~within).sum())
         parts = [{"input": chunk.inputs, "output": chunk.outputs}]
@@ -275,15 +276,21 @@ def reduce_trace(
         report = replace(report, rows_kept=report.rows_kept - late, dropped=dropped)
     if not report.rows_kept:
         raise TraceError(f"{scan.path.name}: no requests are left; {report!r}")
-    table = _summed([*counts, *waiting], key).to_pandas()
+    cells = _summed([*counts, *waiting], key)
+    counts, waiting = [], []
+    for name in key if bucket else ():
+        if f"sum {name}" in cells.column_names:
+            mean = pc.cast(
+                pc.round(pc.divide(pc.cast(cells[f"sum {name}"], pa.float64()), cells["requests"])),
+                pa.int32(),
+            )
+            cells = cells.drop_columns(f"sum {name}").set_column(cells.column_names.index(name), name, mean)
+    # Two buckets may have one rounded mean.
+    table = (_summed([cells], key) if bucket else cells).to_pandas()
     table["class"] = np.array(report.classes, object)[table["class"]]
     if not joint:
         table["field"] = np.array(["input", "output"], object)[table["field"]]
-    for name in key[2 if joint else 3 :] if bucket else ():
-        table[name] = np.rint(table[f"sum {name}"] / table["requests"]).astype(np.int32)
     table["window"] = (table["window"] - table["window"].min()).astype(np.int32)
-    # Two buckets may have one rounded mean.
-    table = table.groupby(key, as_index=False, sort=True)["requests"].sum() if bucket else table
     return table.sort_values(key, ignore_index=True)[[*key, "requests"]], report
 
 
