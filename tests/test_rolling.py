@@ -318,6 +318,35 @@ def test_adahedge_bears_a_choice_without_weight_that_then_loses_least():
     assert hedge.weights().sum() == pytest.approx(1.0)
 
 
+def test_a_window_weighs_as_much_as_its_requests():
+    """The loss of a rule is its reservation times the slope of what all requests of the window cost."""
+    learner = Aggregate((Edge(0.0), Edge(11.0))).start(3.0, 1.0)
+    past = Past(UPPER)
+    past.append(window([1] * (UPPER + 1)))
+    before = np.zeros(2)
+    for count in (1, 1000):
+        seen = window([count] * (UPPER + 1))
+        advice, mean = learner.advice(past), learner.reservation(past)
+        steps = [seen.total * seen.cost(mean + step, 3.0, 1.0) for step in (-1e-4, 1e-4)]
+        learner.learn(past, seen)
+        slope = (steps[1] - steps[0]) / 2e-4
+        np.testing.assert_allclose(learner.hedge.losses - before, slope * advice, rtol=1e-6)
+        before = learner.hedge.losses.copy()
+        past.append(seen)
+
+
+def test_the_default_policy_starts_from_a_slow_and_a_fast_return_to_the_mean():
+    """Before anything is learned the experts go back 20 % and 80 % of the way."""
+    past = Past(UPPER)
+    for counts in ([30] + [1] * UPPER, [1] * UPPER + [30]):
+        past.append(window(counts))
+    learner = adaptive().start(3.0, 1.0)
+    last, (to_the_mean, _) = adaptive().rules[0].regressors(past)
+    at = int(np.argmax(np.abs(to_the_mean)))
+    shares = [(expert.forecast(past) - last)[at] / to_the_mean[at] for expert in learner.experts]
+    assert shares == pytest.approx([0.2, 0.2, 0.8, 0.8])
+
+
 def test_a_mean_of_two_fixed_reservations_is_learned_where_either_alone_is_dear():
     flat = [window([1] * (UPPER + 1))] * 60
     rules = {"low": Edge(0.0), "high": Edge(12.0)}

@@ -180,6 +180,44 @@ def test_the_relaxations_on_a_box_are_below_the_policies_in_it(kind, seed):
             assert point.bound == pytest.approx(result.objective, rel=1e-4)
 
 
+def crowded(seed, kind):
+    """A problem whose optimum fills its groups beyond 1/2, or beyond 1/(1 + kappa) by cached prefixes."""
+    rng = np.random.default_rng(seed)
+    x = case("prefix", seed, gpus=int(rng.integers(1, 4)))
+    if kind == "late":
+        shares, rates, deadlines = rng.uniform(((0.5,), (0.5,), (0.5,)), ((0.98,), (3.0,), (10.0,)), (3, 2))
+        memory, headroom = 1.0, float(rng.choice([0.0, 0.2, 0.5]))
+        slo, rejection = float(np.exp(rng.uniform(np.log(50), np.log(5000)))), float(rng.uniform(500, 5000))
+    else:
+        shares, rates, deadlines = np.full((3, 2), [[0.95], [3.0], [20.0]])
+        memory, headroom, slo, rejection = 0.25, 1.0, x.costs.slo, x.costs.rejection
+    classes = [
+        replace(
+            c,
+            prefix_tokens=float(np.floor(share * c.input_tokens)),
+            arrival_rate=rate * c.arrival_rate,
+            latency_slo=deadline * c.latency_slo,
+        )
+        for c, share, rate, deadline in zip(x.classes, shares, rates, deadlines, strict=True)
+    ]
+    configs = [replace(k, kv_tokens=memory * k.kv_tokens) for k in x.configs]
+    costs = replace(x.costs, slo=slo, rejection=rejection)
+    return x.replace(classes=classes, configs=configs, headroom=headroom, costs=costs)
+
+
+@pytest.mark.parametrize(("kind", "seeds"), [("late", (34, 60, 94, 107, 113)), ("prefixes", (3, 4, 10, 11))])
+def test_the_bound_is_below_the_fullest_groups_that_pay(kind, seeds):
+    """Against local searches, which know no highest utilisation but 1."""
+    for seed in seeds:
+        x, rng = crowded(seed, kind), np.random.default_rng(seed)
+        data = Data.of(x)
+        found = [polish(data, random_policy(data, rng), steps=8) for _ in range(20)]
+        best = min((evaluate(x, policy) for policy in found), key=lambda result: result.objective)
+        assert best.utilisation.max() > (0.5 if kind == "late" else 1 / (1 + x.headroom))
+        bound = certify(x, gap=1e-3, node_limit=20).lower_bound
+        assert bound <= best.objective * (1 + 1e-9)
+
+
 def test_the_solver_s_duals_prove_the_bound():
     """Weak duality evaluated outside of the solver, at the root."""
     data = Data.of(case("queue", 1))
@@ -551,3 +589,47 @@ def test_a_configuration_that_is_worse_in_all_is_needed_only_beside_the_better()
     box = Box.root(Data.of(x))
     assert box.with_("zl", 1, 1).tightened(Data.of(x)).zl.tolist() == [1, 1]
     assert box.with_("zu", 0, 0).tightened(Data.of(x)).zu.tolist() == [0, 0]
+
+
+def test_a_configuration_whose_queue_is_longer_is_not_better_in_all():
+    """Every class is served sooner on k, but the spread of its lengths makes others wait longer there."""
+    lengths = LengthDistribution.from_samples([10, 80], 80)
+    classes = [RequestClass("a", 5.0, 50.0, 0.0, 9.0, lengths)]
+    k, j = ServingConfig("k", 1, 900, 0.0, 0.06), ServingConfig("j", 1, 900, 0.05, 0.03)
+    x = Problem(classes, (k, j), 2, ambiguity=Wasserstein1(1.0))
+    assert np.all(x.service_times[:, 0] < x.service_times[:, 1])
+    assert x.queueing_factors[0] > x.queueing_factors[1]
+    assert not Data.of(x).better.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "decided"),
+    [
+        # u pi requests per group, from which on a prefix must be cached
+        ("pl", 0.95, {"dl": False}),
+        ("pl", 1.05, {"dl": True}),
+        # (1 + kappa) u pi, up to which it must not be
+        ("pu", 0.95 / 1.2, {"du": False}),
+        ("pu", 1.05 / 1.2, {"du": True}),
+    ],
+)
+def test_prefixes_are_decided_where_a_share_leaves_no_choice(name, share, decided):
+    x = case("prefix", 1, gpus=1)
+    data = Data.of(x)
+    u = x.offered_loads[0, 0]
+    assert x.headroom == 0.2
+    assert u > 1.2
+    box = replace(Box.root(data), zl=np.array([1.0, 0.0]), zu=np.array([1.0, 0.0]))
+    tight = box.with_(name, (0, 0), share / u).tightened(data)
+    for bound, value in decided.items():
+        assert getattr(tight, bound)[0, 0] == value
+
+
+def test_what_is_not_cached_has_at_most_one_request_per_group():
+    x = case("prefix", 1, gpus=1)
+    data = Data.of(x)
+    box = replace(Box.root(data), zl=np.array([1.0, 0.0]), zu=np.array([1.0, 0.0]))
+    tight = box.with_("du", (0, 0), False).tightened(data)
+    assert tight.pu[0, 0] == pytest.approx(1 / x.offered_loads[0, 0])
+    tight = box.with_("dl", (0, 0), True).tightened(data)
+    assert tight.pl[0, 0] == pytest.approx(1 / (1.2 * x.offered_loads[0, 0]))

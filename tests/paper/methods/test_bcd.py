@@ -266,6 +266,16 @@ def test_block_2_follows_its_rule():
     assert policy.prefix_cache.any()
 
 
+@pytest.mark.parametrize(("requests", "cached"), [(0.95, False), (1.05, True)])
+def test_block_2_caches_from_one_request_per_group_on(requests, cached):
+    x = case("prefix", 1)
+    z, routing = np.array([1, 0]), np.zeros((2, 2))
+    routing[0, 0] = requests / x.offered_loads[0, 0]
+    policy = Policy.of(x, z, np.zeros(2), routing, np.zeros((2, 2)))
+    found, _ = bcd._cache_prefixes(x, policy, evaluate(x, policy))
+    assert found.prefix_cache[0, 0] == cached
+
+
 def test_a_configuration_without_groups_never_enters_in_the_literal_reading():
     x = case("split", 0)
     z = np.array([1, 0])
