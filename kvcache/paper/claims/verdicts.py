@@ -28,12 +28,14 @@ from kvcache.paper.results import read_table, results_dir, write_table
 
 __all__ = [
     "CLAIMS_TABLE",
+    "ENGINE_TABLE",
     "PARTS",
     "Outcome",
     "Tables",
     "Verdict",
     "judge",
     "judges_claim",
+    "save_engine_verdicts",
     "save_verdicts",
     "verdicts_html",
 ]
@@ -43,6 +45,8 @@ Judge = Callable[[Tables], "Verdict"]
 
 #: Folder of the notebooks' own verdicts, within a profile's results; and what is made from them.
 PARTS, CLAIMS_TABLE = "claims", "claims.csv"
+#: The second verdicts.
+ENGINE_TABLE = "engine_claims.csv"
 
 
 class Outcome(StrEnum):
@@ -112,10 +116,14 @@ class Verdict:
 
 
 _JUDGES: dict[str, Judge] = {}
+#: Judges of the claims that mean something in a serving engine too: a second verdict.
+_ENGINE_JUDGES: dict[str, Judge] = {}
 
 
-def judges_claim(claim: str) -> Callable[[Judge], Judge]:
+def judges_claim(claim: str, *, engine: bool = False) -> Callable[[Judge], Judge]:
     """Decorator: the function judges this claim. It gets the result tables and returns a `Verdict`.
+
+    ``engine`` registers the judge of its second verdict, in a serving engine.
 
     Raises
     ------
@@ -127,10 +135,11 @@ def judges_claim(claim: str) -> Callable[[Judge], Judge]:
         if claim not in CLAIMS:
             raise ValueError(f"claim {claim!r}; known are {', '.join(CLAIMS)}")
         name = f"{function.__module__}.{function.__qualname__}"
-        other = _JUDGES.get(claim)
+        registry = _ENGINE_JUDGES if engine else _JUDGES
+        other = registry.get(claim)
         if other is not None and f"{other.__module__}.{other.__qualname__}" != name:
             raise ValueError(f"claim {claim}: judged by {other.__module__} already; {name} is a second judge")
-        _JUDGES[claim] = function
+        registry[claim] = function
         return function
 
     return register
@@ -151,8 +160,8 @@ class _Named(dict):
         raise KeyError(f"result table {name!r}; given are {', '.join(self) or 'none'}")
 
 
-def judge(claim: str, tables: Tables) -> Verdict:
-    """The verdict on a claim.
+def judge(claim: str, tables: Tables, *, engine: bool = False) -> Verdict:
+    """The verdict on a claim, or the second one, in a serving ``engine``.
 
     Parameters
     ----------
@@ -165,9 +174,10 @@ def judge(claim: str, tables: Tables) -> Verdict:
         When nothing judges the claim, or a table that its judge reads is not given.
     """
     _load_judges()
-    if claim not in _JUDGES:
-        raise KeyError(f"claim {claim!r} has no judge; judged are {', '.join(sorted(_JUDGES))}")
-    verdict = _JUDGES[claim](_Named(tables))
+    registry = _ENGINE_JUDGES if engine else _JUDGES
+    if claim not in registry:
+        raise KeyError(f"claim {claim!r} has no judge; judged are {', '.join(sorted(registry))}")
+    verdict = registry[claim](_Named(tables))
     if verdict.id != claim:
         raise ValueError(f"claim {claim}: its judge returned a verdict on {verdict.id}")
     return verdict
@@ -183,6 +193,13 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def save_engine_verdicts(verdicts: Sequence[Verdict], profile: str) -> pd.DataFrame:
+    """Save the second verdicts, those in a serving engine, as ``engine_claims.csv``; its rows."""
+    rows = pd.DataFrame([verdict.row() for verdict in verdicts]).sort_values("id", ignore_index=True)
+    write_table(rows, ENGINE_TABLE, profile)
+    return rows
 
 
 def save_verdicts(verdicts: Sequence[Verdict], notebook: str, profile: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Panels to turn the knobs of a problem or of a plan, which are also pictures where nothing runs."""
+"""Panels to turn the knobs of a problem, an engine or a plan, which are also pictures where nothing runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import ipywidgets as widgets
 
 from kvcache.ambiguity import AmbiguitySet, Contamination, CVaR, ScaleShift, Wasserstein1, WassersteinInf
 from kvcache.lengths import LengthDistribution
+from kvcache.paper.digests.joint import JOINT
+from kvcache.paper.experiments.engine import WORKLOADS, picture
 from kvcache.paper.experiments.fractile import all_traces, with_bound
 from kvcache.paper.plots import shown
+from kvcache.paper.plots.engine import fig_picture
 from kvcache.paper.plots.fractile import panel
 from kvcache.paper.plots.planning import fig_plan, fig_refused
 from kvcache.planner import Plan, PlanError
 
-__all__ = ["Panel", "PlanPanel"]
+__all__ = ["EnginePanel", "Panel", "PlanPanel"]
 
 
 @dataclass(frozen=True)
@@ -167,3 +170,41 @@ class PlanPanel(_Picture):
         except PlanError as error:
             figure = fig_refused(str(error))
         self._image.value = shown(figure).data
+
+
+class EnginePanel(_Picture):
+    """Trace, pool, load and watermark as controls over one simulated group; without a kernel, a picture.
+
+    Parameters
+    ----------
+    requests : of each run.
+    """
+
+    def __init__(self, requests: int = 200, **options: Any) -> None:
+        wide = {"description_width": "6em"}
+        self._requests = requests
+        self._trace = widgets.Dropdown(
+            options=[*WORKLOADS, *JOINT], value="W1", description="trace", style=wide
+        )
+        self._pool = widgets.SelectionSlider(
+            options=(16_000, 24_000, 56_000, 200_000), value=24_000, description="pool", style=wide
+        )
+        self._load = widgets.FloatSlider(
+            0.95, min=0.3, max=1.5, step=0.05, description="load", continuous_update=False, style=wide
+        )
+        self._watermark = widgets.FloatSlider(
+            0.02, min=0, max=0.2, step=0.005, description="watermark", readout_format=".3f",
+            continuous_update=False, style=wide,
+        )  # fmt: skip
+        self._image = widgets.Image(format="png", width=800)
+        controls = [self._trace, self._pool, self._load, self._watermark]
+        for control in controls:
+            control.observe(lambda _: self._draw(), "value")
+        self._draw()
+        super().__init__(controls, **options)
+
+    def _draw(self) -> None:
+        line, _ = picture(
+            self._trace.value, self._pool.value, self._load.value, 0, self._requests, self._watermark.value
+        )
+        self._image.value = shown(fig_picture(line)).data
