@@ -85,15 +85,17 @@ def by_verdict(claims: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def rejudged(claims: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Every claim judged again from the tables as they lie on disk.
+def rejudged(
+    claims: pd.DataFrame, tables: Mapping[str, pd.DataFrame], *, engine: bool = False
+) -> pd.DataFrame:
+    """Every claim judged again from the tables as they lie on disk; ``engine`` for the second verdicts.
 
     Returns
     -------
     DataFrame
         id, verdict (as saved), again (from the tables), same.
     """
-    again = [str(judge(claim, tables).verdict) for claim in claims["id"]]
+    again = [str(judge(claim, tables, engine=engine).verdict) for claim in claims["id"]]
     frame = claims[["id", "verdict"]].assign(again=again)
     return frame.assign(same=frame["verdict"] == frame["again"])
 

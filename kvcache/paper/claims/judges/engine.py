@@ -83,10 +83,10 @@ def cost_over_load(tables: Tables) -> Verdict:
         tolerance="a share that stays within a fifth below saturation, and a time per token within a fifth "
         "of "
         "proportional",
-        evidence=f"On {GROUP[0]} at {GROUP[1]:,} tokens. All requests share an iteration, so time per token "
-        "is "
-        "t0 / (1 - rho_c): far from proportional, and users feel it well below saturation. Nothing is "
-        "rejected; past saturation the queue grows.",
+        evidence=f"On {GROUP[0]} at {GROUP[1]:,} tokens. All requests share an iteration: the time per token "
+        "starts at t0 without any load and has a pole at rho_c = 1, so a line through the origin fits it over a "
+        "range at best, and deadlines are missed before saturation. Nothing is rejected; past saturation the "
+        "queue grows.",
         source="engine_rules: goodput; engine_operating: tpot_median_s",
     )
 
