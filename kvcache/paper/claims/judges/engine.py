@@ -84,9 +84,9 @@ def cost_over_load(tables: Tables) -> Verdict:
         "of "
         "proportional",
         evidence=f"On {GROUP[0]} at {GROUP[1]:,} tokens. All requests share an iteration: the time per token "
-        "starts at t0 without any load and has a pole at rho_c = 1, so a line through the origin fits it over a "
-        "range at best, and deadlines are missed before saturation. Nothing is rejected; past saturation the "
-        "queue grows.",
+        "starts at t0 without any load and has a pole at rho_c = 1, so a line through the origin fits it "
+        "over a range at best, and deadlines are missed before saturation. Nothing is rejected; past "
+        "saturation the queue grows.",
         source="engine_rules: goodput; engine_operating: tpot_median_s",
     )
 
