@@ -43,7 +43,7 @@ EXECUTED := $(NAMES:%=$(BUILD)/%.ipynb)
 # The claims are judged from the tables of all the others.
 CLAIMS := $(filter %_claims.ipynb,$(EXECUTED))
 PACKAGE := $(wildcard $(addprefix kvcache/,*.py */*.py */*/*.py */*/*/*.py data/* paper/data/*))
-DATA := $(wildcard data/digests/*.parquet data/digests/joint/* data/sources.toml)
+DATA := $(wildcard data/digests/*.parquet data/digests/joint/* data/engine/* data/sources.toml)
 BENCHES := $(sort $(wildcard tests/bench_*.py))
 
 .DEFAULT_GOAL := help
