@@ -44,7 +44,7 @@ class Cell:
     scheduler: str = "Scheduler"
     rule: str = ""
     rate: float = np.inf
-    requests: int = 400
+    requests: int = 2000
     seed: int = 0
     prefix_cache: bool = True
     max_running: int = 256
@@ -84,7 +84,7 @@ CELLS = (
     *(Cell("W1", 56_000, u) for u in (0, 560, 1120)),
     *(Cell("W2", 16_000, u) for u in (0, 160, 320)),
     *(Cell("W2", 56_000, u) for u in (0, 272)),
-    *(Cell("W3", 56_000, u) for u in (0, 1120, 2800)),
+    *(Cell("W3", 56_000, u, requests=1000) for u in (0, 1120, 2800)),
     Cell("W1", 56_000, rate=2.1),
     Cell("W1", 56_000, 1120, rate=2.1),
     Cell("W2", 56_000, rate=1.9),
