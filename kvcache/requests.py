@@ -79,6 +79,11 @@ class Workload:
         """The odd rows, by which it is judged."""
         return self.requests.iloc[1::2]
 
+    @property
+    def judging(self) -> pd.DataFrame:
+        """What judges a plan: the held-out half, or the one request that there is."""
+        return self.held_out if len(self.requests) > 1 else self.training
+
     @cached_property
     def lengths(self) -> tuple[JointLengths, ...]:
         """(I,) prompt and output of the training half, jointly."""

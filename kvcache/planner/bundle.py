@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvcache.files import atomic_path
+from kvcache.planner.judge import arrivals
+from kvcache.planner.launch import served_name
 
 if TYPE_CHECKING:
     from kvcache.planner.plan import Plan
@@ -250,9 +252,7 @@ def _class_routes(match: dict, rejected: float, shares: list[float], labels: lis
 
 def _requests(plan: Plan) -> str:
     """The requests that judged the plan, in order, at the rate that was planned for."""
-    from kvcache.planner.judge import arrivals  # here, because it needs the simulation
-
-    half = plan.workload.held_out if len(plan.workload.requests) > 1 else plan.workload.training
+    half = plan.workload.judging
     rng = np.random.default_rng(plan.options.seed)
     table = arrivals(half, plan.workload.rates, min(len(half), TESTED), rng)
     return "".join(
@@ -269,8 +269,7 @@ def _requests(plan: Plan) -> str:
 
 
 def _load_test(plan: Plan, port: int) -> str:
-    commands = shlex.split(plan.launch(port)[0])
-    model = commands[commands.index("serve") + 1] if "serve" in commands else plan.planner.model.name
+    model = served_name(plan.draft.kinds[plan.draft.used[0]].serving)
     o = plan.options
     return "\n".join(
         [

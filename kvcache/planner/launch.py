@@ -9,7 +9,7 @@ from pathlib import Path
 from kvcache.groups import ServingGroup
 from kvcache.hardware import GPU
 
-__all__ = ["command", "server_limits"]
+__all__ = ["command", "served_name", "server_limits"]
 
 
 def server_limits(gpu: GPU) -> tuple[int, int]:
@@ -62,7 +62,8 @@ def command(
     return shlex.join(str(word) for word in words)
 
 
-def _model(group: ServingGroup) -> str:
+def served_name(group: ServingGroup) -> str:
+    """What the engine is told to load, and by default calls it: a folder that exists, else the name."""
     folder = group.model.source
     return folder if folder and Path(folder).exists() else group.model.name
 
@@ -70,7 +71,7 @@ def _model(group: ServingGroup) -> str:
 def _vllm(
     group: ServingGroup, watermark: float, prefix_caching: bool, phase: str, port: int
 ) -> list[str | int]:
-    words: list[str | int] = ["vllm", "serve", _model(group)]
+    words: list[str | int] = ["vllm", "serve", served_name(group)]
     words += ["--tensor-parallel-size", group.parallel.tensor]
     words += ["--pipeline-parallel-size", group.parallel.pipeline]
     if group.parallel.expert > 1:
@@ -92,7 +93,7 @@ def _vllm(
 def _sglang(
     group: ServingGroup, watermark: float, prefix_caching: bool, phase: str, port: int
 ) -> list[str | int]:
-    words: list[str | int] = ["python", "-m", "sglang.launch_server", "--model-path", _model(group)]
+    words: list[str | int] = ["python", "-m", "sglang.launch_server", "--model-path", served_name(group)]
     words += ["--tp-size", group.parallel.tensor, "--pp-size", group.parallel.pipeline]
     if group.parallel.expert > 1:
         words += ["--ep-size", group.parallel.expert]
@@ -108,7 +109,7 @@ def _sglang(
 def _trtllm(
     group: ServingGroup, watermark: float, prefix_caching: bool, phase: str, port: int
 ) -> list[str | int]:
-    words: list[str | int] = ["trtllm-serve", _model(group)]
+    words: list[str | int] = ["trtllm-serve", served_name(group)]
     words += ["--tp_size", group.parallel.tensor, "--pp_size", group.parallel.pipeline]
     if group.parallel.expert > 1:
         words += ["--ep_size", group.parallel.expert]

@@ -878,7 +878,7 @@ class Planner:
 
     def _judged(self, draft: Draft) -> tuple[Draft, pd.DataFrame, bool]:
         """Figures on the held-out half, of a draft that is tightened where it misses its deadlines there."""
-        half = self.workload.held_out if len(self.workload.requests) > 1 else self.workload.training
+        half = self.workload.judging
         rows = {"plan": self.replayed(draft, half)}
         kinds = self._unsettled(draft)
         for _ in range(TIGHTENED):
@@ -1099,11 +1099,7 @@ class Planner:
         fresh.workload, fresh.notes = window, list(window.warnings)
         fresh.traffic, fresh.lengths = fresh._traffic(window)
         draft = fresh.choose(last.draft.fill, last.draft.kinds, rounds=1)
-        if draft is None:
-            raise PlanError(fresh._too_few())
-        spent = perf_counter() - started
-        fresh.seconds = {"program": spent, "total": spent}
-        return fresh._finished(draft, pd.DataFrame(), last.meets, _changes(last, draft, fresh.traffic))
+        return fresh._remade(last, draft, started)
 
     def what_if(self, last: Plan, load: float, changes: Mapping[str, object]) -> Plan:
         """See `Plan.what_if`."""
@@ -1118,15 +1114,19 @@ class Planner:
         fresh.traffic, fresh.lengths = fresh._traffic(fresh.workload)
         fresh.kinds = fresh._kinds(split=any(kind.column.phase != "both" for kind in last.draft.kinds))
         draft = fresh.choose(last.draft.fill)
+        return fresh._remade(last, draft, started)
+
+    def _remade(self, last: Plan, draft: Draft | None, started: float) -> Plan:
+        """A plan that follows another, not replayed."""
         if draft is None:
-            raise PlanError(fresh._too_few())
+            raise PlanError(self._too_few())
         spent = perf_counter() - started
-        fresh.seconds = {"program": spent, "total": spent}
-        return fresh._finished(draft, pd.DataFrame(), last.meets, _changes(last, draft, fresh.traffic))
+        self.seconds = {"program": spent, "total": spent}
+        return self._finished(draft, pd.DataFrame(), last.meets, _changes(last, draft, self.traffic))
 
     def replays(self, draft: Draft, seeds: Sequence[int]) -> pd.DataFrame:
         """See `Plan.replays`."""
-        half = self.workload.held_out if len(self.workload.requests) > 1 else self.workload.training
+        half = self.workload.judging
         rows = {}
         for seed in seeds:
             fresh = copy(self)

@@ -11,7 +11,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nbformat
@@ -24,12 +24,12 @@ from kvcache.files import atomic_path
 from kvcache.paper.project import project_root
 from kvcache.paper.results import PROFILES
 
-__all__ = ["build_dir", "committed_form", "embed", "run"]
+__all__ = ["build_dir", "committed_form", "embed", "execute", "run"]
 
 #: The kernel of the running environment; jupyter_client replaces its ``python`` by ``sys.executable``.
 KERNEL = "python3"
 # Without it each kernel warns that its loopback socket is open to eavesdroppers.
-CLIENT = Config({"KernelManager": {"transport_encryption": "auto"}})
+_CLIENT = Config({"KernelManager": {"transport_encryption": "auto"}})
 # Written by papermill: cells and metadata that carry paths, dates and durations.
 _INJECTED = "injected-parameters"
 
@@ -63,19 +63,31 @@ def run(source: Path, profile: str, timeout_s: int = 3 * 3600) -> Path:
     PapermillExecutionError
         When a cell fails. What had run by then is kept beside the result as ``<name>.failed.ipynb``.
     """
-    target = build_dir(profile) / source.name
+    return execute(source, build_dir(profile) / source.name, {"PROFILE": profile}, timeout_s=timeout_s)
+
+
+def execute(
+    source: Path,
+    target: Path,
+    parameters: Mapping[str, object],
+    *,
+    timeout_s: int | None = None,
+    progress: bool = True,
+) -> Path:
+    """Execute a notebook with these parameters into ``target``, whole or not at all; see `run`."""
     failed = target.with_suffix(".failed.ipynb")
     with atomic_path(target) as partial:
         try:
             papermill.execute_notebook(
                 str(source),
                 str(partial),
-                parameters={"PROFILE": profile},
+                parameters=dict(parameters),
                 kernel_name=KERNEL,
                 language="python",
                 cwd=str(source.parent),
                 execution_timeout=timeout_s,
-                config=CLIENT,
+                progress_bar=progress,
+                config=_CLIENT,
             )
         except PapermillExecutionError:
             os.replace(partial, failed)

@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import nbformat
-import papermill
 from papermill.exceptions import PapermillExecutionError
 
 from kvcache.files import atomic_path
-from kvcache.paper.pages.notebook import CLIENT, KERNEL
+from kvcache.paper.pages.notebook import execute
 from kvcache.paper.pages.report import standalone
 from kvcache.paper.project import project_root
 
@@ -38,32 +37,16 @@ def make(folder: Path, parameters: Mapping[str, object]) -> Path:
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    target, failed = folder / "plan.ipynb", folder / "plan.failed.ipynb"
     source = project_root() / "notebooks" / NOTEBOOK
     before = os.environ.get("KVCACHE_OUTPUT")
     os.environ["KVCACHE_OUTPUT"] = str(folder)
     try:
-        with atomic_path(target) as partial:
-            try:
-                papermill.execute_notebook(
-                    str(source),
-                    str(partial),
-                    parameters={"OUT": str(folder), **parameters},
-                    kernel_name=KERNEL,
-                    language="python",
-                    cwd=str(source.parent),
-                    config=CLIENT,
-                    progress_bar=False,
-                )
-            except PapermillExecutionError:
-                os.replace(partial, failed)
-                raise
+        target = execute(source, folder / "plan.ipynb", {"OUT": str(folder), **parameters}, progress=False)
     finally:
         if before is None:
             del os.environ["KVCACHE_OUTPUT"]
         else:
             os.environ["KVCACHE_OUTPUT"] = before
-    failed.unlink(missing_ok=True)
     page = folder / "report.html"
     with atomic_path(page) as partial:
         text = standalone(nbformat.read(target, as_version=4), "What to start")
